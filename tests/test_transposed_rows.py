@@ -60,7 +60,7 @@ def test_whom_it_does_not_serve():
     assert plan("sum", (64, 5000), (1, 0), None, torch.float64)["family"] == "strided"
     assert plan("prod", (64, 5000), (1, 0), None, torch.float32)["family"] == "strided"
     assert plan("sum", (64, 5000), (1, 0), (1,), torch.float32)["family"] not in ("strided", "transposed_rows")
-    assert plan("sum", (5000, 64), (1, 0), None, torch.float32, shared=48 << 10)["family"] == "strided"
+    assert plan("sum", (5000, 64), (1, 0), None, torch.float32, shared=32 << 10)["family"] == "strided"
     assert plan("sum", (16, 64, 32), (1, 0, 2), None, torch.float32)["family"] == "strided"  # neighbours along the row
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ._autograd.reductions import divided, rounded
-from ._autograd.rowwise import refuse_weight
+from ._autograd.rowwise import has_mean_loss, mean_loss, refuse_weight
 from ._core.checks import (
     Dims,
     RowwiseOverloads,
@@ -558,7 +558,8 @@ def cross_entropy(
     result = _loss_dtype(name, input, target, dtype)
     if result is torch.float64:
         input = input.double()
-    if soft or (smoothing and weight is not None):
+    spreads = soft or (smoothing > 0 and weight is not None)
+    if spreads:
         losses, log, weights = _of_probabilities(input, target, weight, dim, ignored, smoothing, level)
     elif smoothing:
         call = torch.ops.torchreduce.smoothed_cross_entropy.default
@@ -568,7 +569,10 @@ def cross_entropy(
         op = _CROSS_ENTROPY_AND_LOG if return_logsumexp else _CROSS_ENTROPY
         losses, *logs, weights, _ = serving(op, input, *more)(input, target, weight, dim, ignored, level)
         log = logs[0] if logs else losses  # not used
-    loss = _reduced(losses, weights, reduction, result, soft or weight is None, level)
+    if reduction == "mean" and not spreads and has_mean_loss(losses, weights):
+        loss = mean_loss(losses, weights, weight is None, result, level)
+    else:
+        loss = _reduced(losses, weights, reduction, result, soft or weight is None, level)
     return (loss, log) if return_logsumexp else loss
 
 

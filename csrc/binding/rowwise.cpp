@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "direct_ops.h"
+#include "kernels/rowwise/losses.h"
 #include "run.h"
 
 namespace torchreduce {
@@ -517,6 +518,34 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
   return cross_entropy_backward(g, to_log, x, target, weight, stats, dim, ignored, smoothing, 1, level);
 }
 
+// On a GPU, of at most kMostMeanLosses: the mean of losses, rounded to `dtype`, and what their sum was divided by: the
+// sum of the weights, or if `counts` the number of those that are not zero.
+std::tuple<Tensor, Tensor> mean_loss(const Tensor& losses, const Tensor& weights, bool counts, ScalarType dtype,
+                                     int64_t) {
+  constexpr const char* name = "mean_loss";
+  const View x(losses), w(weights);
+  check_like(name, w, x);
+  if (x.on_cpu() || (x.dtype != Dtype::F32 && x.dtype != Dtype::F64) || x.numel() < 1 || x.numel() > kMostMeanLosses)
+    raise<std::runtime_error>(name, ": needs 1 to ", kMostMeanLosses, " losses of float32 or float64 on a GPU");
+  const Tensor of[] = {contiguous(losses), contiguous(weights)};
+  Tensor mean = allocate({}, floating(name, dtype), x), divisor = allocate({}, x.dtype, x);
+  PlannedMeanLoss call;
+  call.losses = View(of[0]).data;
+  call.weights = View(of[1]).data;
+  call.count = int(x.numel());
+  call.dtype = x.dtype;
+  call.counts = counts;
+  call.mean = const_cast<void*>(View(mean).data);
+  call.mean_dtype = Dtype(dtype);
+  call.divisor = const_cast<void*>(View(divisor).data);
+#ifdef TORCHREDUCE_GPU
+  run_on_gpu(name, call, x, gpu::mean_loss);
+#else
+  run_on_gpu(name, call, x, nullptr);
+#endif
+  return {mean, divisor};
+}
+
 // ---- schemas -----------------------------------------------------------------------------------------------------------
 
 constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype";
@@ -568,7 +597,7 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
   X(log_softmax, softmax_out<Rowwise::LogSoftmax>)
 
 // The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
-// or the layout that what comes next wants.
+// or the layout that what comes next wants; and what is made of others elsewhere.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
   X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", rms_norm_backward)                                                                            \
@@ -582,7 +611,8 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
   X(cross_entropy_backward,                                                                                           \
     "Tensor g, Tensor? to_log, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, "         \
     "float smoothing, int granule",                                                                                   \
-    "Tensor", cross_entropy_backward)
+    "Tensor", cross_entropy_backward)                                                                                 \
+  X(mean_loss, "Tensor losses, Tensor weights, bool counts, ScalarType dtype", "(Tensor, Tensor)", mean_loss)
 
 // Registered for good, as in binding/ops.cpp.
 using torch::stable::detail::StableLibrary;

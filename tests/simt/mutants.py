@@ -193,12 +193,12 @@ MUTANTS = (
     # ---- reductions, transposed rows
     Mutant(
         "a column's last leaf goes on in the same column", "kernels/reduce/transposed_rows.cuh",
-        "from + (beyond ? 1 : 0) + stretch_offset", "from + stretch_offset",
+        "(offset + (beyond ? 1 : 0))", "offset",
         "reduce.Sum", ("transposed_rows",), every=1, some=True,
     ),
     Mutant(
-        "no barrier after rows have come", "kernels/reduce/transposed_rows.cuh",
-        "wait_copies<0>(); __syncthreads(); block.copy(s + 1);", "wait_copies<0>(); block.copy(s + 1);",
+        "no barrier after threads have left residues", "kernels/reduce/transposed_rows.cuh",
+        "warp, offsets)); __syncthreads();", "warp, offsets));",
         "reduce.Sum", ("transposed_rows",), every=1,
     ),
     Mutant(

@@ -11,7 +11,9 @@
 
 #include "emulator.h"
 #include "kernels/common/gpu.h"
+#include "kernels/rowwise/losses.h"
 #include "plan/rowwise_plan.h"
+#include "reference.h"
 
 using namespace torchreduce;
 
@@ -288,11 +290,54 @@ bool check(const Case& c, uint64_t seed) {
   return true;
 }
 
+// The mean of `count` losses, by weights that are any, or 1 and 0.
+template <class F> void check_mean_loss(int count, bool counts, Dtype result) {
+  uint64_t state = uint64_t(count) * 2 + counts;
+  Memory losses, weights, mean, divisor;
+  losses.make(count, sizeof(F));
+  weights.make(count, sizeof(F));
+  mean.make(1, size_of(result));
+  divisor.make(1, sizeof(F));
+  F* const x = static_cast<F*>(losses.data());
+  F* const w = static_cast<F*>(weights.data());
+  for (int i = 0; i < count; ++i) {
+    x[i] = i % 5 == 2 ? F(0) : F(draw(state));
+    w[i] = i % 5 == 2 ? F(0) : counts ? F(1) : F(draw(state));
+  }
+  PlannedMeanLoss call;
+  call.losses = x;
+  call.weights = w;
+  call.count = count;
+  call.dtype = DtypeOf<F>::value;
+  call.counts = counts;
+  call.mean = mean.data();
+  call.mean_dtype = result;
+  call.divisor = divisor.data();
+  call.plan = plan(call, DeviceFacts{true, 132});
+  simt::options.title = "the mean of " + std::to_string(count) + " losses";
+  const char* const error = gpu::mean_loss(call, nullptr, nullptr);
+  const Sum<F> op{};
+  const F total = reference::reduce(op, count, [&](int64_t i) { return x[i]; });
+  const F n = reference::reduce(op, count, [&](int64_t i) { return w[i]; });
+  Memory expected;
+  expected.make(1, size_of(result));
+  store_as(result, expected.data(), 0, total / n);
+  if (!error && expected.bytes == mean.bytes && !memcmp(divisor.data(), &n, sizeof n)) return;
+  printf("FAILED: %s: %s\n", simt::options.title.c_str(), error ? error : "another mean or divisor");
+  exit(1);
+}
+
 }  // namespace
 
 long check_rowwise(uint32_t seed, long every, bool few) {
   uint64_t turn = 0;
   long done = 0;
+  for (int count : {1, 42, 257, 2048, 5000, 3 * 2048 + 1, 5 * 2048 + 300, kMostMeanLosses})
+    for (bool counts : {true, false}) {
+      check_mean_loss<float>(count, counts, count % 2 ? Dtype::F32 : Dtype::BF16);
+      check_mean_loss<double>(count, counts, Dtype::F64);
+      done += 2;
+    }
   const auto run = [&](const Case& c, bool always = false) {
     const uint64_t number = seed + turn++, drawn = number * 0x9E3779B97F4A7C15u >> 20;
     if ((drawn % uint64_t(every) && !always) || (few && c.dtype == Dtype::F16)) return;
@@ -368,6 +413,7 @@ long check_rowwise(uint32_t seed, long every, bool few) {
                                               {1, 1024, -1},
                                               {7, 264, -1},
                                               {3, 4104, -1},
+                                              {3, 8200, -1},
                                               {260, 2304, 1},  // by clusters
                                               {1, 8, -1},
                                               {2300, 32, 1},
@@ -393,6 +439,7 @@ long check_rowwise(uint32_t seed, long every, bool few) {
                                                                    {260, 2306, 5, 3, 0, 1},
                                                                    {4, 4097, 0, 0, 0, -1},
                                                                    {3, 9358, 0, 0, 0, -1},
+                                                                   {3, 8197, 0, 0, 0, -1},
                                                                    {1, 1, 0, 0, 0, -1},
                                                                    {700, 1, 1, 0, 0, -1},
                                                                    {530, 3, 0, 2, 1, 1},

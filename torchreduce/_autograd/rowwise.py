@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._core.dispatch import Rule, Saved, differentiable, is_bare, save
+from .._core import direct
+from .._core.dispatch import Rule, Saved, differentiable, is_bare, is_plain, is_unwatched, save
 from .._fake.reductions import reduced_shape
 from .._fake.rowwise import SIGNATURES, trailing, wide
 from .reductions import Reduction, _round, define, rounded, summed
 from .segments import of_rows_or_segments, taken, within
 
 _ops = torch.ops.torchreduce
+bare_mean_loss = direct.raw("mean_loss")  # the mean and the divisor
 Dims = Sequence[int] | None
 
 
@@ -740,6 +742,49 @@ class CrossEntropyAndLog(CrossEntropy):
         wide, one = _in_wide(saved)
         of_log = _label_gradient(ctx, wide, torch.zeros_like(one), one)
         return CrossEntropy.tangent(ctx, saved, t, *rest), _label_tangent(ctx, saved, t, of_log)
+
+
+MOST_MEAN_LOSSES = 2**14  # kMostMeanLosses of csrc/kernels/rowwise/losses.h
+
+
+def has_mean_loss(losses: Tensor, weights: Tensor) -> bool:
+    """Whether one kernel makes the mean of such losses; no mode or transform sees it."""
+    if not (is_unwatched() and is_plain(losses) and is_plain(weights)):
+        return False
+    return losses.is_cuda and 0 < losses.numel() <= MOST_MEAN_LOSSES
+
+
+def divided_for_each(grad: Tensor, n: Tensor, shape: Sequence[int]) -> Tensor:
+    """grad / n for each row, in the accumulator type, in one kernel: for a kernel that writes NaN canonical."""
+    return grad.expand(shape) / n.expand(shape)
+
+
+class MeanLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, *rest: Any) -> Tensor:
+        mean: Tensor
+        mean, n = bare_mean_loss(losses, *rest)
+        ctx.save_for_backward(n)
+        ctx.rest = (losses.shape, losses.dtype, rest[-1])
+        return mean
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,), (n,) = grads, ctx.saved_tensors
+        shape, dtype, level = ctx.rest
+        if is_bare(grad):
+            return (divided_for_each(grad, n, shape), *(None,) * 4)
+        each = _ops.divide.default(grad, n, dtype).reshape([1] * len(shape))
+        return (_ops.spread.default(each, shape, None, dtype, level), *(None,) * 4)
+
+
+def mean_loss(losses: Tensor, weights: Tensor, counts: bool, dtype: torch.dtype, level: int) -> Tensor:
+    """The mean of losses of labels, rounded once to dtype: bitwise identical to their sum, divided by that of the
+    weights, of which `counts` says that all are 1 or 0. Where has_mean_loss() says so."""
+    needs_gradient = torch.is_grad_enabled() and losses.requires_grad
+    rest = (losses, weights, counts, dtype, level)
+    mean: Tensor = MeanLoss.apply(*rest) if needs_gradient else bare_mean_loss(*rest)[0]  # type: ignore[no-untyped-call]
+    return mean
 
 
 def _smoothed(

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .. import channels, norms, ops, rowwise
 from .._autograd.reductions import _divide, rounded
-from .._core.dispatch import derivatives, is_plain, is_unwatched
+from .._autograd.rowwise import bare_mean_loss, divided_for_each, has_mean_loss
+from .._core.dispatch import derivatives, is_bare, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
 from ..determinism import level_code
 from . import state
@@ -92,6 +93,8 @@ class _Loss(torch.autograd.Function):
             result = rounded(losses, x.dtype)
         elif reduction == 2:
             result = ops._SUM.raw(losses, None, False, x.dtype, level)
+        elif has_mean_loss(losses, weights):
+            result, total = bare_mean_loss(losses, weights, weight is None, x.dtype, level)
         else:
             result = ops._SUM.raw(losses, None, False, losses.dtype, level)
             if weight is None:
@@ -107,8 +110,11 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, target, weight, stats, total = ctx.saved_tensors
-        g = grads[0].to(stats.dtype)
-        g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
+        if total is not None and total.dtype == stats.dtype and is_bare(grads[0]):
+            g = divided_for_each(grads[0], total, target.shape)
+        else:
+            g = grads[0].to(stats.dtype)
+            g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
         op = torch.ops.torchreduce.cross_entropy_gradient
         call = op.default if torch.is_grad_enabled() or not is_unwatched() else op.raw
         *rest, level = ctx.rest

@@ -6,43 +6,6 @@
 
 namespace torchreduce::gpu {
 
-// A thread's accumulators: of neighbouring residues of one leaf; of ops that know no order one for all of them.
-template <class Op> struct RunOfResidues {
-  using Near = typename Op::Near;
-  using E = typename Op::Element;
-  static constexpr int kCount = Op::kAnyOrder ? 1 : 32;
-  Near acc[kCount];
-
-  __device__ RunOfResidues() { clear(); }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (Near& a : acc) a = Op::near_absent();
-  }
-  // Elements get(0) to get(31), the first one at a position of the leaf.
-  template <class Get> __device__ __forceinline__ void take(const Op& op, int position, Get get) {
-    if constexpr (Op::kAnyOrder) {
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        uint32_t word = 0;
-        const E x = get(i);
-        memcpy(&word, &x, sizeof x);
-        Near next[1];
-        op.template near_all<1>(&word, position + i, next);
-        acc[0] = Op::follow(acc[0], next[0]);
-      }
-    } else {
-      steps<32>(op, acc, get);
-    }
-  }
-  __device__ __forceinline__ Near value(const Op& op) {
-#pragma unroll
-    for (int d = 1; d < kCount; d *= 2)
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2 * d) acc[i] = op.combine(acc[i], acc[i + d]);
-    return acc[0];
-  }
-};
-
 // By 32 bits where they are enough, in a fifth of the instructions.
 __device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
   return uint64_t(a | b) >> 32 ? a / b : int64_t(uint32_t(a) / uint32_t(b));
@@ -70,40 +33,37 @@ __device__ __forceinline__ int64_t stretch_offset(const Layout& layout, int dim,
   return offset + j * layout.in[dim + 1];
 }
 
+// The first n bits, all if n is at least 32.
+__device__ __forceinline__ uint32_t first_bits(int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; }
+
 // Where a column's leaves lie, of those that begin in it and that its block takes.
 struct ColumnLeaves {
   int64_t leaf;  // the first one, of the row
   int first;     // its first position, from the block's first row on
   int count;
+
+  __device__ int end() const { return first + count * kLeaf; }
 };
 
-// A block's columns of long stretches: what it has of them, and the steps in which it goes down the rows of memory.
+// A block's columns of long stretches, a lane each, and the rows of memory in which their leaves lie. A window is 256
+// of these, of which a warp has 32.
 template <class Op, class Load> struct LongStretches {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  static constexpr int kSize = int(sizeof(E)), kPer = 4 / kSize, kColumns = transposed_rows::columns_of_block(kSize);
-  static constexpr int kPitch = transposed_rows::kPitch, kRows = transposed_rows::kChunks * kResidues, kRun = 32;
-  static constexpr int kThreads = transposed_rows::threads(kSize);
-  static constexpr int kRowGranules = transposed_rows::kRowBytes / 16, kCopied = kThreads / kRowGranules;
+  static constexpr int kColumns = transposed_rows::kColumns, kRun = kResidues / kWarps;
+  static_assert(kColumns == kLanes);
+  static constexpr int kPitch = transposed_rows::kPitch;
 
   const ReduceCall& call;
   const TransposedRowsShape& shape;
-  char* const shared;
-  Near* const runs;
-  uint8_t* const begins;
   int64_t part, strip, slice, row, left;  // left: columns of the slice from the block's first one on
-  int top, stretch, columns;              // the block's first row of memory; all of them; its columns
-  int rows = 0;                           // of memory that its leaves need
-  const E *in, *end, *from;               // the tensor; the block's first column
-  bool single;                            // one dim after i
-  bool careful;                           // granules that reach out of the tensor may be among the block's
+  int top, stretch;                       // the block's first row of memory; all of them
+  const char* from;                       // the lane's column
+  ColumnLeaves own;
+  int windows;  // that the block's leaves lie in
+  bool single;  // one dim after i
 
-  __device__ LongStretches(const ReduceCall& call, const TransposedRowsShape& shape, char* shared)
-      : call(call),
-        shape(shape),
-        shared(shared),
-        runs(reinterpret_cast<Near*>(shared + kRows * kPitch)),
-        begins(reinterpret_cast<uint8_t*>(runs + 8 * kColumns)) {
+  __device__ LongStretches(const ReduceCall& call, const TransposedRowsShape& shape) : call(call), shape(shape) {
     const Layout& layout = call.layout;
     int64_t rest = blockIdx.x;
     auto next = [&](int64_t count) {
@@ -118,18 +78,12 @@ template <class Op, class Load> struct LongStretches {
     left = shape.columns - strip * kColumns;
     top = int(part * shape.run * kLeaf);
     stretch = int(shape.stretch);
-    columns = int(left < kColumns ? left : kColumns);
-    in = global(static_cast<const E*>(call.in.data));
-    end = in + shape.extent;
-    from = in + row_start(layout, row).in + strip * kColumns + slice_offset(layout, shape.dim, slice);
-#pragma unroll
-    for (int c = 0; c < kPer; ++c) {
-      const ColumnLeaves l = leaves_of(lane_id() * kPer + c);
-      const int needs = warp_most(l.count ? l.first + l.count * kLeaf : 0);
-      rows = needs > rows ? needs : rows;
-    }
+    const E* const first = global(static_cast<const E*>(call.in.data)) + row_start(layout, row).in;
+    const int64_t start = slice_offset(layout, shape.dim, slice) + strip * kColumns + lane_id();
+    from = reinterpret_cast<const char*>(recomputed(reinterpret_cast<int64_t>(first + start)));
+    own = leaves_of(lane_id());
+    windows = (warp_most(own.count ? own.end() : 0) + kResidues - 1) / kResidues;
     single = shape.dim + 1 == layout.kept + layout.reduced - 1;
-    careful = shape.ragged && (from - in < 16 || end - from < shape.span + columns + 17);
   }
 
   __device__ __forceinline__ ColumnLeaves leaves_of(int column) const {
@@ -138,75 +92,155 @@ template <class Op, class Load> struct LongStretches {
     int64_t end = (position + shape.stretch + kLeaf - 1) / kLeaf;
     if (column == left - 1) end = (position + shape.stretch) / kLeaf;
     int64_t count = end - leaf - part * shape.run;
-    count = column >= columns || count < 0 ? 0 : count < shape.run ? count : shape.run;
+    count = column >= left || count < 0 ? 0 : count < shape.run ? count : shape.run;
     return ColumnLeaves{leaf + part * shape.run, int(leaf * kLeaf - position), int(count)};
   }
+  // Of a warp's rows of a window: where they are from the column's start on, in shared memory; which of them its leaves
+  // have.
+  struct Rows {
+    const char* from;
+    const int64_t* offset;  // bytes
+    uint32_t have;
+    __device__ __forceinline__ E load(int i, E absent) const {
+      E x = absent;
+      if (have >> i & 1) x = load_item<Stay::Long>(reinterpret_cast<const E*>(from + offset[i]));
+      return x;
+    }
+  };
+  __device__ __forceinline__ Rows rows(int window, int warp, int64_t* offsets) const {
+    const int at = window * kResidues + warp * kRun, j = top + at + lane_id();
+    const bool beyond = j >= stretch;  // in the next column
+    const int k = beyond ? j - stretch : j;
+    const int64_t offset = single ? k * call.layout.in[shape.dim + 1] : stretch_offset(call.layout, shape.dim, k);
+    int64_t* const of_warp = offsets + (window % 2 * kWarps + warp) * kRun;
+    of_warp[lane_id()] = (offset + (beyond ? 1 : 0)) * int64_t(sizeof(E));
+    warp_barrier();
+    return {from, of_warp, own.count ? first_bits(own.end() - at) & ~first_bits(own.first - at) : 0};
+  }
+};
 
-  __device__ __forceinline__ void copy_granule(char* to, const char* source) const {
-    if (!careful || (source >= reinterpret_cast<const char*>(in) && source + 16 <= reinterpret_cast<const char*>(end)))
-      return copy_async<16>(to, source);
-    for (int i = 0; i < 16; i += kSize) {
-      const E* const x = reinterpret_cast<const E*>(source + i);
-      if (x >= in && x < end) *reinterpret_cast<E*>(to + i) = *x;
+// What a thread has of the leaves of its column: the residues of its rows, each of the leaf in which the row then is.
+// When a leaf ends it leaves them at `to`, [residue][column].
+template <class Op, class Load> struct RunOfResidues {
+  using Stretches = LongStretches<Op, Load>;
+  using E = typename Load::Element;
+  using Near = typename Op::Near;
+  static constexpr int kRun = Stretches::kRun, kPitch = Stretches::kPitch, kAtOnce = 8;
+  const Op& op;
+  const ColumnLeaves& own;
+  const int first, before, within;  // the thread's first row of a window; windows before the column's first leaf, rows
+  Near acc[kRun];
+  E x[kRun];
+  Near* const to;
+
+  __device__ RunOfResidues(const Op& op, const Stretches& block, int warp, Near* shared, int64_t* offsets)
+      : op(op),
+        own(block.own),
+        first(warp * kRun),
+        before(own.first / kResidues),
+        within(own.first % kResidues),
+        to(shared + (first - within) * kPitch + lane_id()) {
+    const auto rows = block.rows(0, warp, offsets);
+    const E absent = op.absent_element();
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      acc[i] = Op::near_absent();
+      x[i] = rows.load(i, absent);
     }
   }
-  // Starts the copies of chunk number `chunk` of the rows: a granule of each kCopied rows a thread.
-  __device__ __forceinline__ void copy(int chunk) const {
-    const int granule = int(threadIdx.x) % kRowGranules, copied = int(threadIdx.x) / kRowGranules;
-    const int first = chunk * kResidues, slots = chunk % transposed_rows::kChunks * kResidues;
-    char* const to = shared + (slots + copied) * kPitch + granule * 16;
-    const int j0 = top + first + copied;
-    if (shape.whole && single && first + kResidues <= rows && top + first + kResidues <= stretch) {
-      const int64_t pitch = call.layout.in[shape.dim + 1] * kSize, step = pitch * kCopied;
-      const char* x = reinterpret_cast<const char*>(from) + j0 * pitch + granule * 16;
-#pragma unroll 1
-      for (int k = 0; k < kResidues; k += kCopied, x += step)
-        if (granule * 16 < columns * kSize) copy_async<16>(to + k * kPitch, x);
-      if (threadIdx.x < kResidues) begins[slots + int(threadIdx.x)] = 0;
-    } else {
-#pragma unroll 1
-      for (int k = 0; k < kResidues && first + copied + k < rows; k += kCopied) {
-        int j = j0 + k;
-        const bool beyond = j >= stretch;
-        if (beyond) j -= stretch;
-        const E* const x = from + (beyond ? 1 : 0) + stretch_offset(call.layout, shape.dim, uint32_t(j));
-        const int begin = int(uintptr_t(x) & 15), bytes = begin + columns * kSize;
-        const char* const source = reinterpret_cast<const char*>(x) - begin + granule * 16;
-        if (granule * 16 < bytes) copy_granule(to + k * kPitch, source);
-        if (granule > 0) continue;
-        begins[slots + copied + k] = uint8_t(begin);
-        if (bytes > transposed_rows::kRowBytes)
-          copy_granule(to + k * kPitch + transposed_rows::kRowBytes, source + transposed_rows::kRowBytes);
+  // Whether leaf number `k / 8` ends with its window number k % 8.
+  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < own.count * 8; }
+  // Takes the rows of a window, and loads those of the next one. Rows before number `within` are of the leaf that began
+  // a window earlier.
+  __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
+    const int k = window - before, split = within - first;
+    const bool late = ends(k - 1);
+    const uint32_t lower = first_bits(split), ended = late ? lower : ends(k) ? ~lower : 0u;
+    const E absent = op.absent_element();
+#pragma unroll
+    for (int i = 0; i < kRun; i += kAtOnce) {
+      steps<kAtOnce>(op, acc + i, [&](int j) { return x[i + j]; });
+#pragma unroll
+      for (int j = i; j < i + kAtOnce; ++j) x[j] = next.load(j, absent);
+    }
+    if (!ended) return;
+    Near* const place = late ? to + kResidues * kPitch : to;
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      if (ended >> i & 1) place[i * kPitch] = acc[i];
+      acc[i] = ended >> i & 1 ? Op::near_absent() : acc[i];
+    }
+  }
+  // The leaf of a column, of what its threads left, by a warp.
+  __device__ static __forceinline__ Near leaf(const Op& op, const Near* shared, int column) {
+    constexpr int kEach = kResidues / kLanes;
+    Near v[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) v[i] = warp_tree(op, shared[(i * kLanes + lane_id()) * kPitch + column], kLanes);
+#pragma unroll
+    for (int d = 1; d < kEach; d *= 2)
+#pragma unroll
+      for (int i = 0; i < kEach; i += 2 * d) v[i] = op.combine(v[i], v[i + d]);
+    return v[0];
+  }
+};
+
+// The same of ops that know no order: one accumulator for all of a leaf's rows, which a thread leaves at
+// [warp][column].
+template <class Op, class Load> struct RunOfPositions {
+  using Stretches = LongStretches<Op, Load>;
+  using E = typename Load::Element;
+  using Near = typename Op::Near;
+  static constexpr int kRun = Stretches::kRun, kPitch = Stretches::kPitch;
+  const Op& op;
+  const ColumnLeaves& own;
+  const int first, before, within;
+  Near acc = Op::near_absent();
+  E x[kRun];
+  uint32_t have;  // of these rows
+  Near* const to;
+
+  __device__ RunOfPositions(const Op& op, const Stretches& block, int warp, Near* shared, int64_t* offsets)
+      : op(op),
+        own(block.own),
+        first(warp * kRun),
+        before(own.first / kResidues),
+        within(own.first % kResidues),
+        to(shared + warp * kPitch + lane_id()) {
+    const auto rows = block.rows(0, warp, offsets);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) x[i] = rows.load(i, E{});
+    have = rows.have;
+  }
+  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < own.count * 8; }
+  __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
+    const int k = window - before, split = within - first, position = k * kResidues - split;
+    const bool all_before = split >= kRun, some_before = split > 0;      // of the thread's rows those before `within`
+    const int last = !some_before || all_before ? kRun - 1 : split - 1;  // of a leaf in the thread's rows
+    const bool ended = ends(some_before ? k - 1 : k);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      uint32_t word = 0;
+      memcpy(&word, &x[i], sizeof(E));
+      Near one[1];
+      op.template near_all<1>(&word, (position + i) & (kLeaf - 1), one);
+      if (have >> i & 1) acc = Op::follow(acc, one[0]);
+      if (ended && i == last) {
+        *to = acc;
+        acc = Op::near_absent();
       }
+      x[i] = next.load(i, E{});
     }
-    end_copies();
+    have = next.have;
   }
-  // By all lanes of a warp, of which those are active that have a leaf: adds kRun rows of `column`, from row `first` of
-  // a chunk on, to residues from `position` of the leaf on.
-  __device__ __forceinline__ void take(const Op& op, RunOfResidues<Op>& run, bool active, int chunk, int first,
-                                       int column, int position) const {
-    int slot = chunk % transposed_rows::kChunks * kResidues + first;
-    slot -= slot >= kRows ? kRows : 0;
-    const bool plain = shape.whole && top + chunk * kResidues + first + kRun <= stretch && slot + kRun <= kRows;
-    if (!ballot(active && !plain)) {
-      const char* const x = shared + slot * kPitch + column * kSize;
-      if (active) run.take(op, position, [&](int i) { return *reinterpret_cast<const E*>(x + i * kPitch); });
-    } else if (active) {
-      run.take(op, position, [&](int i) {
-        const int at = slot + i >= kRows ? slot + i - kRows : slot + i;
-        return *reinterpret_cast<const E*>(shared + at * kPitch + begins[at] + column * kSize);
-      });
-    }
-  }
-  // What a column's threads have of a leaf, after they have met.
-  __device__ __forceinline__ Near met(int column) const {
-    Near v[8];
+  __device__ static __forceinline__ Near leaf(const Op&, const Near* shared, int column) {
+    Near v[kWarps];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) v[k] = runs[k * kColumns + column];
+    for (int k = 0; k < kWarps; ++k) v[k] = shared[k * kPitch + column];
 #pragma unroll
-    for (int d = 1; d < 8; d *= 2)
+    for (int d = 1; d < kWarps; d *= 2)
 #pragma unroll
-      for (int k = 0; k < 8; k += 2 * d) v[k] = Op::combine(v[k], v[k + d]);
+      for (int k = 0; k < kWarps; k += 2 * d) v[k] = Op::combine(v[k], v[k + d]);
     return v[0];
   }
 };
@@ -218,56 +252,46 @@ __device__ TR_RARELY_CALLED typename Op::Acc rare_leaf(const Op& op, const Reduc
   return warp_leaf<Op, Load>(op, call, base, first);
 }
 
-// Serves long stretches. A block takes 128 bytes of neighbouring columns, and of each column the leaves that begin in
-// it, shape.run of them, from number part * shape.run on. It walks down the rows of memory j, 256 at a time, and beyond
-// the last one down those of the next column. Leaves of a column begin at a row of their own; after each 256 rows the
-// block has 256 aligned positions of each column, which are added to 256 residues: a thread has 32 of one column.
-// A leaf that goes on in the next slice, and the last one of a row, are taken element by element.
-// E.g. float32 x[4000, 64].T, all of it: a row of 64 columns with stretches of 4000. A block has 32 columns and 256
-// threads, lane l of warp w the residues 32 w to 32 w + 31 of column l. Column 1 begins at position 4000, its first
-// leaf (number 2) at position 4096, row 96: so its threads add rows 96 + 256 s + 32 w on in step s.
-// Shared memory: three times 256 rows of kPitch bytes, copied granule by granule; where in its granules each row's
-// columns begin, uint8[3][256]; what threads have of a leaf, Near[8][columns].
+// Serves long stretches. A block takes 32 neighbouring columns, a lane each, and of each column the leaves that begin
+// in it, shape.run of them, from number part * shape.run on. It walks down the rows of memory j, a window of 256 at a
+// time, and beyond the last one down those of the next column. A thread has 32 rows of each window, and so 32 residues
+// of its column: those of a leaf that begins at row f are rows f + r, f + r + 256 and so on. A leaf's residues come
+// together in shared memory when it ends. A leaf that goes on in the next slice, and the last one of a row, are taken
+// element by element. E.g. float32 x[4000, 64].T, all of it: a row of 64 columns with stretches of 4000. Column 1
+// begins at position 4000, its first leaf (number 2) at position 4096, row 96: so rows 96 to 255 of a window are
+// residues 0 to 159, and rows 0 to 95 of the next window residues 160 to 255. The leaf ends in row 95 of window 8.
+// Shared memory: offsets of rows; residues, Near[256][columns]; of ops that know no order what threads have of a leaf,
+// Near[8][columns].
 template <class Op, class Load>
-__global__ void TR_BLOCKS_BOUND(transposed_rows::threads(sizeof(typename Load::Element)), 2)
+__global__ void TR_BLOCKS_BOUND(kThreads, transposed_rows::kBlocks)
     reduce_transposed_rows(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT TransposedRowsShape shape,
                            typename Op::Acc* partials) {
   using Stretches = LongStretches<Op, Load>;
-  TR_DYNAMIC_SHARED(shared, 16);
+  using Run = std::conditional_t<Op::kAnyOrder, RunOfPositions<Op, Load>, RunOfResidues<Op, Load>>;
+  using Near = typename Op::Near;
+  __shared__ int64_t offsets[2 * kResidues];
+  TR_DYNAMIC_SHARED(dynamic, 16);
+  Near* const shared = reinterpret_cast<Near*>(dynamic);
   const Op op{call.options};
-  const Stretches block(call, shape, shared);
+  const Stretches block(call, shape);
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
-  const int column = lane * Stretches::kPer + warp / 8, residue = warp % 8 * Stretches::kRun;
-  const ColumnLeaves own = block.leaves_of(column);
-  const int before = own.first / kResidues, within = own.first % kResidues;
-  const int steps_needed = block.rows > 0 ? (block.rows + kResidues - 1) / kResidues : -1;
-  // Writes the leaf that ends with a window, 256 positions of a column.
-  auto leave = [&](int window) {
-    if (warp % 8 != 0 || window < 0 || window >= own.count * 8 || window % 8 != 7) return;
-    const int64_t leaf = own.leaf + window / 8;
-    partials[block.row * shape.leaves + leaf] = Op::far(block.met(column), leaf * kLeaf);
-  };
-
-  RunOfResidues<Op> run;
-  if (block.rows > 0) {
-    block.copy(0);
-    block.copy(1);
-  }
-  for (int s = 1; s <= steps_needed; ++s) {
-    wait_copies<0>();
-    __syncthreads();
-    block.copy(s + 1);
-    leave(s - before - 2);
-    const int window = s - before - 1;
-    const bool active = window >= 0 && window < own.count * 8;
-    block.take(op, run, active, s - 1, within + residue, column, window % 8 * kResidues + residue);
-    if (active && window % 8 == 7) {
-      block.runs[warp % 8 * Stretches::kColumns + column] = run.value(op);
-      run.clear();
+  if (block.windows > 0) {
+    Run run(op, block, warp, shared, offsets);
+#pragma unroll 1
+    for (int window = 0; window < block.windows; ++window) {
+      run.take(window, block.rows(window + 1, warp, offsets));
+      __syncthreads();
+      const int k = window - run.before - (run.within > 0 ? 1 : 0);  // the last of its windows that a leaf has part of
+      const uint32_t columns = ballot(run.ends(k));
+#pragma unroll 1
+      for (int column = warp; column < kLanes; column += kWarps) {
+        if (!(columns >> column & 1)) continue;
+        const Near value = Run::leaf(op, shared, column);
+        const int64_t leaf = shuffle(block.own.leaf + k / 8, column);
+        if (lane == 0) partials[block.row * shape.leaves + leaf] = Op::far(value, leaf * kLeaf);
+      }
     }
   }
-  __syncthreads();
-  leave(steps_needed - before - 1);
 
   // The leaf that begins in the slice's last column and ends elsewhere.
   if (block.strip == shape.strips - 1 && block.part == shape.parts - 1 && warp == 0) {

@@ -18,8 +18,7 @@ struct TransposedRowsShape : ReduceLaunch {
   int64_t stretch = 1;  // those of all dims after it
   int64_t slices = 1;   // and of the reduced ones before it
   int64_t leaves = 1;   // of a row
-  int64_t span = 0;     // elements from a column's first to its last, in memory
-  int64_t extent = 1;   // and from the tensor's first, its last included
+  int64_t extent = 1;   // elements from the tensor's first in memory to its last, that included
   bool ragged = false;  // the tensor begins or ends within a granule
   bool whole = false;   // slices begin at granules in each row of memory
 
@@ -42,11 +41,11 @@ namespace transposed_rows {
 using namespace plans;
 
 // Long stretches.
-constexpr int kRowBytes = 128;          // of memory that a block's columns have in a row
-constexpr int kPitch = kRowBytes + 16;  // of it in shared memory, where it begins within a granule
-constexpr int kChunks = 3;              // of kResidues rows, in shared memory
+constexpr int kThreads = 256, kBlocks = 2;  // of a block; of a multiprocessor, that there are registers for
+constexpr int kColumns = 32;                // of a block, a lane each
+constexpr int kPitch = kColumns + 1;        // of a residue in shared memory
 constexpr int kMaxRun = 64;
-constexpr int kBlockStart = 2;  // chunks' time that a block takes to begin and end
+constexpr int kBlockStart = 2;  // windows' time that a block takes to begin and end
 constexpr int kFold = 2048;     // leaves whose values a block combines
 
 // Short ones. Tiles of 32 KiB leave the first cache what loads on their way need (H100, sum of float32 of 64 rows,
@@ -58,23 +57,15 @@ constexpr int kMostSegments = 128;        // of a tile: slices that it has a par
 constexpr int kLeastRow = kResidues;      // shorter ones have too few elements for a warp
 constexpr int kDeclaredShared = 4 << 10;  // bytes of a block that are not dynamic, at most
 
-TR_HD constexpr int columns_of_block(int size) { return kRowBytes / size; }
-TR_HD constexpr int threads(int size) { return columns_of_block(size) * 8; }
-
-inline int shared_bytes(int size, int near) {
-  return kChunks * kResidues * (kPitch + 1) + 8 * columns_of_block(size) * near;
-}
-
 // Of long stretches. As many leaves a run as make the turns of blocks, all together, shortest: a run takes a leaf's
 // rows more where leaves begin anywhere.
 inline void take_strips(TransposedRowsShape& s, const ReduceCall& call, const DeviceFacts& device,
                         const PlanOverride& forced) {
-  const int size = size_of(call.in.dtype);
-  s.threads = threads(size);
-  s.shared = shared_bytes(size, column_facts(call).near);
-  s.strips = ceil_div(s.columns, columns_of_block(size));
+  s.threads = kThreads;
+  s.shared = (any_order(call) ? kThreads / 32 : kResidues) * kPitch * column_facts(call).near;
+  s.strips = ceil_div(s.columns, kColumns);
   const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
-  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = 2 * int64_t(device.multiprocessors);
+  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = kBlocks * int64_t(device.multiprocessors);
   const int64_t more = s.stretch % kLeaf == 0 ? 1 : kGroup;
   auto cut = [&](int64_t run) {
     s.run = int(run);
@@ -132,7 +123,6 @@ inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const D
   for (int d = 0; d <= last; ++d) {
     if (d >= l.kept && d < s.dim) s.slices *= l.size[d];
     if (d > s.dim) s.stretch *= l.size[d];
-    if (d > s.dim) s.span += (l.size[d] - 1) * l.in[d];
     if (d != s.dim) s.whole &= l.in[d] % per == 0;
     s.extent += (l.size[d] - 1) * l.in[d];
   }

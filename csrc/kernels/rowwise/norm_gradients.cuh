@@ -166,6 +166,7 @@ template <class Op, class E, bool kAnywhere> struct NormGradients {
   E* const tiles;                    // [stage][row][input][column]
   F* const weights;                  // [column]
   F* const columns;                  // of ColumnSums
+  const int holders;                 // the first of the writers, which have columns
   Partial* const sums;               // [turn][row][leaf][part], at the same place in all blocks of a cluster
   F* const stats;                    // [stage][statistic][row]
   typename Op::Row* const rows;      // [turn][row]
@@ -174,8 +175,8 @@ template <class Op, class E, bool kAnywhere> struct NormGradients {
                            typename Op::Row* rows)
       : call(call),
         cluster(shape.cluster),
-        first(int(blockIdx.x) % cluster * shape.columns),
-        n(int(call.length) - first < shape.columns ? int(call.length) - first : shape.columns),
+        first(int(blockIdx.x) % cluster * shape.stride),
+        n(int(blockIdx.x) % cluster == cluster - 1 ? int(call.length) - first : shape.stride),
         leaves((n + kLeaf - 1) / kLeaf),
         granules((n + kPerGranule<E> - 1) / kPerGranule<E>),
         slot(norm_gradients::slot(shape.columns * kSize, kAnywhere) / kSize),
@@ -185,7 +186,8 @@ template <class Op, class E, bool kAnywhere> struct NormGradients {
         tiles(reinterpret_cast<E*>(dynamic)),
         weights(reinterpret_cast<F*>(tiles + kStages * kBatch * 2 * slot)),
         columns(weights + shape.columns),
-        sums(reinterpret_cast<Partial*>(columns + writers * kGroup * norm_gradients::kept_sums(kColumnSums))),
+        holders(norm_gradients::holders(kSize, shape.columns, shape.writers)),
+        sums(reinterpret_cast<Partial*>(columns + holders * kGroup * norm_gradients::kept_sums(kColumnSums))),
         stats(reinterpret_cast<F*>(sums + kTurns * norm_gradients::partial_sums(kSize, row_leaves))),
         rows(rows) {}
 
@@ -499,14 +501,14 @@ __global__ void __launch_bounds__(norm_gradients::kThreads, 1)
 #endif
 
   if (int(threadIdx.x) < shape.writers) {
-    ColumnSums<N::kColumnSums> columns(norm.columns, shape.writers);
+    ColumnSums<N::kColumnSums> columns(norm.columns, norm.holders);
 #pragma unroll 1
     for (; !batches.done(); batches.advance(), t.advance()) {
       barrier_wait(&made[t.turn], t.round);
       if (batches.starts_residue()) columns.clear();
       norm.write_rows(batches, t.stage, t.turn, columns.residue);
       barrier_arrive(&written[t.stage]);
-      if (batches.ends_residue()) columns.push(batches.residue);
+      if (batches.ends_residue() && int(threadIdx.x) < norm.holders) columns.push(batches.residue);
       if (batches.ends_unit()) norm.write_columns(columns.residue, partials, batches.unit);
     }
   } else if (int(threadIdx.x) < last_warp) {

@@ -8,7 +8,8 @@ struct NormGradientsShape : RowwiseLaunch {
   int64_t units = 1;  // runs of residues that columns are cut into, through all leaves
   int run = 1;        // residues of a unit
   int cluster = 1;    // blocks that have a row together
-  int columns = 0;    // of a block, whole leaves but for the last one's
+  int stride = 0;     // columns from a block's first to the next one's: whole leaves
+  int columns = 0;    // of a block, at most: the last one may have a few more
   int lanes = 0;      // of a row, fewer than residues, that threads have in registers; else rows are in shared memory
   bool anywhere = false;  // rows start or end off a granule, short ones off a group
   int writers = 32;       // threads that have columns
@@ -27,8 +28,9 @@ namespace norm_gradients {
 
 using namespace plans;
 
-constexpr int kMostColumns = 4096;                                                                        // of a block
-constexpr int kWriters = kMostColumns / 8, kSummers = kWriters / 2, kThreads = kWriters + kSummers + 32;  // of a block
+constexpr int kMostColumns = 4096, kMostMore = 256;  // of a block, whole leaves; that the last one has besides
+constexpr int kMostWarps = (kMostColumns + kMostMore) / (8 * 32);
+constexpr int kThreads = 32 * (kMostWarps + (kMostWarps + 1) / 2 + 1);  // of a block: writers, summers, the last warp
 constexpr int kResident = 896;  // threads of a multiprocessor that there are registers for
 constexpr int kStages = 5;      // batches of rows in shared memory
 constexpr int kTurns = 4;       // batches whose sums are on their way, or known
@@ -46,6 +48,8 @@ TR_HD constexpr int word(int size) { return 8 / size; }
 TR_HD constexpr int parts(int size) { return kResidues / (32 * word(size)); }
 // Bytes that a row of so many takes in shared memory: with all of the granules that it touches, wherever it starts.
 TR_HD constexpr int slot(int bytes, bool anywhere) { return (bytes + 15) / 16 * 16 + (anywhere ? 16 : 0); }
+// Writers that have columns, 8 each: of float32 two granules, of which the second are those after all writers' first.
+TR_HD constexpr int holders(int size, int columns, int writers) { return size == 2 ? columns / 8 : writers; }
 // Of a batch of rows of so many leaves.
 TR_HD constexpr int partial_sums(int size, int leaves) { return batch(size) * leaves * parts(size); }
 constexpr int kPartialBytes = 8;  // the sums of a part of a leaf
@@ -127,20 +131,32 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
   NormGradientsShape s;
   const int64_t of_block = kLeaf * (forced.leaves > 0 ? std::min(forced.leaves, 2) : leaves_of_block(l.length));
   s.anywhere = anywhere;
-  s.columns = int(std::min(ceil_div(l.length, 8) * 8, of_block));
-  const int64_t cluster = ceil_div(l.length, s.columns), leaves = ceil_div(l.length, kLeaf);
-  if (cluster > (device.clusters ? kMostCluster : 1) || leaves * parts(size) > 32) return {};
-  s.cluster = int(cluster);
-  const int n = s.columns, rows = kStages * batch(size);
-  const int warps = int(ceil_div(n, 8 * 32));
-  s.writers = warps * 32;
-  s.summers = (warps + 1) / 2 * 32;
-  s.threads = s.writers + s.summers + 32;
-  s.shared = rows * (2 * slot(n * size, s.anywhere) + f.stats * 4) + n * 4 +
-             s.writers * 8 * kept_sums(layer ? 2 : 1) * 4 + kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
-  const int reserved = s.shared + kReserved;
-  if (reserved > device.shared + 1024) return {};
-  const int64_t blocks = std::min<int64_t>((device.shared + 1024) / reserved, kResident / s.threads);
+  const int64_t leaves = ceil_div(l.length, kLeaf);
+  if (leaves * parts(size) > 32) return {};
+  // Bytes of a block's shared memory, by blocks of `stride` columns; the last one has what is left.
+  const auto take = [&](int64_t stride, int64_t cluster) {
+    s.stride = int(stride);
+    s.cluster = int(cluster);
+    s.columns = int(ceil_div(std::max(l.length - (cluster - 1) * stride, cluster > 1 ? stride : 0), 8) * 8);
+    const int n = s.columns, rows = kStages * batch(size), warps = int(ceil_div(n, 8 * 32));
+    s.writers = warps * 32;
+    s.summers = (warps + 1) / 2 * 32;
+    s.threads = s.writers + s.summers + 32;
+    s.shared = rows * (2 * slot(n * size, s.anywhere) + f.stats * 4) + n * 4 +
+               holders(size, n, s.writers) * 8 * kept_sums(layer ? 2 : 1) * 4 +
+               kTurns * partial_sums(size, int(leaves)) * kPartialBytes;
+    return s.shared + kReserved;
+  };
+  const int room = device.shared + 1024;
+  const int64_t more = l.length % kMostColumns,
+                whole = l.length / kMostColumns;  // blocks without another one for those
+  const bool joined = forced.leaves <= 0 && whole > 0 && more > 0 && more <= kMostMore && whole <= kMostCluster &&
+                      (whole == 1 || device.clusters) && take(kMostColumns, whole) <= room;
+  const int64_t cluster = joined ? whole : ceil_div(l.length, of_block);
+  if (cluster > (device.clusters ? kMostCluster : 1)) return {};
+  const int reserved = take(joined ? kMostColumns : of_block, cluster);
+  if (reserved > room) return {};
+  const int64_t blocks = std::min<int64_t>(room / reserved, kResident / s.threads);
   const int64_t at_once =
       cluster > 1 ? clusters_at_once(device.multiprocessors, blocks, cluster) : device.multiprocessors * blocks;
   s.run = 1 << levels(layer ? 2 : 1);

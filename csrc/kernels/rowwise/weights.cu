@@ -1,5 +1,7 @@
-// Launches of the gradients of weights and biases, alone and together with those of norms.
+// Launches of what is summed over rows: the gradients of weights and biases, alone and together with those of norms;
+// the mean of losses.
 #include "kernels/common/gpu.h"
+#include "losses.cuh"
 #include "norm_gradients.cuh"
 #include "plan/rowwise_plan.h"
 #include "weights.cuh"
@@ -82,6 +84,15 @@ const char* launch_weights(const PlannedRowwise& call, void* workspace, void* st
     if (centered) launch_sums<float, true>(call, shape, workspace, queue);
     else launch_sums<float, false>(call, shape, workspace, queue);
   }
+  return message();
+}
+
+const char* mean_loss(const PlannedMeanLoss& call, void*, void* stream) {
+  Queue queue{static_cast<gpuStream_t>(stream)};
+  queue.early = launches_early();
+  const MeanLossCall& of = call;
+  if (call.dtype == Dtype::F64) enqueue(mean_of_losses<double>, 1, call.plan.threads, 0, queue, of);
+  else enqueue(mean_of_losses<float>, 1, call.plan.threads, 0, queue, of);
   return message();
 }
 
