@@ -518,26 +518,55 @@ Tensor cross_entropy_gradient(const Tensor& g, const Optional& to_log, const Ten
   return cross_entropy_backward(g, to_log, x, target, weight, stats, dim, ignored, smoothing, 1, level);
 }
 
-// On a GPU, of at most kMostMeanLosses: the mean of losses, rounded to `dtype`, and what their sum was divided by: the
-// sum of the weights, or if `counts` the number of those that are not zero.
+// On a CPU: the reduction of all elements of x, written to `out`.
+static void reduce_all(const Op& op, const View& x, void* out, Dtype dtype) {
+  Operand to;
+  to.data = out;
+  to.dtype = dtype;
+  const uint64_t every = x.dims == kMaxDims ? ~uint64_t(0) : (uint64_t(1) << x.dims) - 1;
+  reduce_into(op, x, every, false, types_of(op, x, std::nullopt), &to, nullptr, false);
+}
+
+template <class F> static void mean_on_cpu(const View& losses, const View& weights, PlannedMeanLoss& call) {
+  F& divisor = *static_cast<F*>(call.divisor);
+  F sum;
+  reduce_all(k_sum, losses, &sum, call.dtype);
+  if (call.counts) {
+    int64_t count;
+    reduce_all(k_count_nonzero, weights, &count, Dtype::I64);
+    divisor = F(count);
+  } else {
+    reduce_all(k_sum, weights, &divisor, call.dtype);
+  }
+  store_as(call.mean_dtype, call.mean, 0, sum / divisor);
+}
+
+// The mean of losses, rounded to `dtype`, and what their sum was divided by: the sum of the weights, or if `counts` the
+// number of those that are not zero. On a GPU of at most kMostMeanLosses.
 std::tuple<Tensor, Tensor> mean_loss(const Tensor& losses, const Tensor& weights, bool counts, ScalarType dtype,
                                      int64_t) {
   constexpr const char* name = "mean_loss";
   const View x(losses), w(weights);
   check_like(name, w, x);
-  if (x.on_cpu() || (x.dtype != Dtype::F32 && x.dtype != Dtype::F64) || x.numel() < 1 || x.numel() > kMostMeanLosses)
-    raise<std::runtime_error>(name, ": needs 1 to ", kMostMeanLosses, " losses of float32 or float64 on a GPU");
-  const Tensor of[] = {contiguous(losses), contiguous(weights)};
+  if ((x.dtype != Dtype::F32 && x.dtype != Dtype::F64) || x.numel() < 1)
+    raise<std::runtime_error>(name, ": needs losses of float32 or float64, at least one");
+  if (!x.on_cpu() && x.numel() > kMostMeanLosses)
+    raise<std::runtime_error>(name, ": needs at most ", kMostMeanLosses, " losses on a GPU, received ", x.numel());
   Tensor mean = allocate({}, floating(name, dtype), x), divisor = allocate({}, x.dtype, x);
   PlannedMeanLoss call;
-  call.losses = View(of[0]).data;
-  call.weights = View(of[1]).data;
   call.count = int(x.numel());
   call.dtype = x.dtype;
   call.counts = counts;
   call.mean = const_cast<void*>(View(mean).data);
   call.mean_dtype = Dtype(dtype);
   call.divisor = const_cast<void*>(View(divisor).data);
+  if (x.on_cpu()) {
+    (x.dtype == Dtype::F32 ? mean_on_cpu<float> : mean_on_cpu<double>)(x, w, call);
+    return {mean, divisor};
+  }
+  const Tensor of[] = {contiguous(losses), contiguous(weights)};
+  call.losses = View(of[0]).data;
+  call.weights = View(of[1]).data;
 #ifdef TORCHREDUCE_GPU
   run_on_gpu(name, call, x, gpu::mean_loss);
 #else
@@ -597,7 +626,7 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
   X(log_softmax, softmax_out<Rowwise::LogSoftmax>)
 
 // The same with no overload but .raw, which derivatives are not made of: two of the others at once, or one in the dtype
-// or the layout that what comes next wants; and what is made of others elsewhere.
+// or the layout that what comes next wants; and what traced calls make of others.
 #define TR_FOR_EACH_BARE_OP(X)                                                                                        \
   X(rms_norm_backward, "Tensor g, Tensor x, Tensor? weight, Tensor stats, int dims, float epsilon, ScalarType dtype", \
     "(Tensor, Tensor)", rms_norm_backward)                                                                            \

@@ -744,14 +744,14 @@ class CrossEntropyAndLog(CrossEntropy):
         return CrossEntropy.tangent(ctx, saved, t, *rest), _label_tangent(ctx, saved, t, of_log)
 
 
-MOST_MEAN_LOSSES = 2**14  # kMostMeanLosses of csrc/kernels/rowwise/losses.h
+MOST_MEAN_LOSSES = 2**14  # on a GPU: kMostMeanLosses of csrc/kernels/rowwise/losses.h
 
 
 def has_mean_loss(losses: Tensor, weights: Tensor) -> bool:
-    """Whether one kernel makes the mean of such losses; no mode or transform sees it."""
+    """Whether one call makes the mean of such losses; no mode or transform sees it."""
     if not (is_unwatched() and is_plain(losses) and is_plain(weights)):
         return False
-    return losses.is_cuda and 0 < losses.numel() <= MOST_MEAN_LOSSES
+    return 0 < losses.numel() <= MOST_MEAN_LOSSES if losses.is_cuda else losses.is_cpu and losses.numel() > 0
 
 
 def divided_for_each(grad: Tensor, n: Tensor, shape: Sequence[int]) -> Tensor:
