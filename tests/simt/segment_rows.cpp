@@ -86,7 +86,10 @@ void emulate(const Call& call, const Case& c, const char* (*launch)(const Planne
   force_plan({.leaves = c.leaves});
   planned.plan = plan(call, DeviceFacts{true, c.multiprocessors});
   force_plan({});
-  if (in_one_block) planned.plan.each = int(call.of.count), planned.plan.blocks = 1;
+  if (in_one_block) {
+    planned.plan.each = int(call.of.count) * (planned.plan.by_warps ? segment_runs::kWarps : 1);
+    planned.plan.blocks = 1;
+  }
   simt::options.title = what;
   if (const char* error = launch(planned, nullptr, nullptr)) fail(what + ": " + error);
 }

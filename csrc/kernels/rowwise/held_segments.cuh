@@ -7,7 +7,7 @@
 // results are made with, [place]. A thread has every 256th slot, and every 256th segment of one short leaf; a warp has
 // every eighth of the others.
 #pragma once
-#include "segment_leaves.cuh"
+#include "walked_segments.cuh"
 
 namespace torchreduce::gpu {
 
@@ -286,11 +286,7 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<
   __shared__ RowwiseBlock::Lists lists;
   __shared__ RowRun rows[4];
   const Layout& l = call.layout;
-  if constexpr (Op::kMaps)
-    clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
-      const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
-      store_as(call.out_dtype, global(call.out), at, F(0));
-    });
+  clear_others<Op>(call);
   const SharedParts parts(memory, runs, int(sizeof(F)), Op::kInputs, int(sizeof(F)));
   RowwiseBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;

@@ -1,7 +1,7 @@
 // Row-wise ops by segments: their launches.
 #include "held_segments.cuh"
 #include "kernels/common/gpu.h"
-#include "walked_segments.cuh"
+#include "warp_segments.cuh"
 
 namespace torchreduce::gpu {
 
@@ -10,7 +10,13 @@ template <class Op> static void launch(const PlannedRowwiseSegments& call, Queue
     enqueue(kernel, call.plan.blocks, segment_runs::kThreads, shared, queue, static_cast<const RowwiseSegments&>(call),
             call.plan);
   };
-  enqueue_kernel(rowwise_segment_runs<Op>, call.plan.shared);
+  if (!call.plan.by_warps) {
+    enqueue_kernel(rowwise_segment_runs<Op>, call.plan.shared);
+  } else {
+    if (call.plan.team == 8) enqueue_kernel(rowwise_segment_teams<Op, 8>, 0);
+    else if (call.plan.team == 16) enqueue_kernel(rowwise_segment_teams<Op, 16>, 0);
+    enqueue_kernel(rowwise_segment_warps<Op>, 0);
+  }
   if (segment_runs::walks(call.of, call.plan)) enqueue_kernel(rowwise_segment_walks<Op>, 0);
 }
 template <template <class> class Op> static void launch(const PlannedRowwiseSegments& call, Queue queue) {

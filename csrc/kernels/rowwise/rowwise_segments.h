@@ -7,6 +7,11 @@ namespace torchreduce {
 
 struct PlannedRowwiseSegments : RowwiseSegments { SegmentRuns plan; };
 inline SegmentRuns plan(const RowwiseSegments& call, const DeviceFacts& device) {
+  const Layout& l = call.layout;
+  const bool two = facts(call.op).inputs == 2;
+  const bool neighbours = l.reduced && l.in[l.kept] == 1 && (!call.out || l.out[l.kept] == 1) &&
+                          (!two || call.more_strides[0][l.kept] == 1);
+  if (neighbours) return segment_runs::plan_warps(call.of, l, kBlockTile, device);
   // Of a segment: what its first look finds, and at most two numbers that its elements' results are made with.
   const int element = size_of(call.accumulator);
   return segment_runs::plan(call.of, call.layout, plans::lanes_across_rows(call.layout),

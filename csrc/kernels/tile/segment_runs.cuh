@@ -218,6 +218,20 @@ template <class Block, class Walk> __device__ __forceinline__ void each_walk(con
   }
 }
 
+// The segments of a warp: those from `first` to `last`.
+struct SegmentsOfWarp {
+  int64_t row, first, last;
+
+  __device__ __forceinline__ SegmentsOfWarp(const SegmentOffsets& of, const Layout& l, const SegmentRuns& runs) {
+    const int each = (runs.each + segment_runs::kWarps - 1) / segment_runs::kWarps;
+    const int64_t chunk = l.rows == 1 ? blockIdx.x : blockIdx.x / l.rows, end = (chunk + 1) * runs.each;
+    row = blockIdx.x - chunk * l.rows;
+    first = chunk * runs.each + int(threadIdx.x) / kLanes * each;
+    last = first + each < end ? first + each : end;
+    last = last < of.count ? last : of.count;
+  }
+};
+
 // Writes 0 to the elements of no segment: zero(row, index along the dim), by all threads of all blocks.
 template <class Zero>
 __device__ __forceinline__ void clear_others(const SegmentOffsets& of, int64_t rows, Zero zero) {

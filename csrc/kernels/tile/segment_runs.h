@@ -16,6 +16,8 @@ struct SegmentRuns {
   int rows = 1;             // rows of a block: a power of two
   int room = 0;             // elements of each row that it holds
   int slots = 0;            // and slots
+  bool by_warps = false;    // each warp of a block has a part of its segments, and holds none
+  int team = 32;            // lanes that share a short one of those
   int64_t row_blocks = 1;   // blocks that have the same segments
   int64_t line_blocks = 1;  // of those, the ones that have rows of one innermost dim
   int64_t blocks = 1;
@@ -81,6 +83,26 @@ inline SegmentRuns plan(const SegmentOffsets& of, const Layout& l, bool across, 
   const int64_t clearing = std::min(kMostClearing, ceil_div(of.length * l.rows, kClearedByThread * kThreads));
   runs.blocks = std::max(clearing, ceil_div(of.count, runs.each) * runs.row_blocks);
   check_launch(runs.blocks, runs.shared, most);
+  return runs;
+}
+
+// Of rows whose elements are neighbours: warps with segments of their own, which they walk themselves up to `most`.
+inline SegmentRuns plan_warps(const SegmentOffsets& of, const Layout& l, int most, const DeviceFacts& device) {
+  SegmentRuns runs;
+  int leaves = 0;
+  take(forced_plan().leaves, leaves, 2, "leaves");
+  runs.by_warps = true;
+  runs.room = leaves ? std::min(most, leaves * kLeaf) : most;
+  runs.slots = runs.room * 2 / kOfSlot;
+  runs.row_blocks = l.rows;
+  const int64_t mean = of.length / std::max<int64_t>(1, of.count);
+  runs.team = mean * 3 <= 16 * kOfSlot ? 8 : mean * 3 <= 32 * kOfSlot ? 16 : 32;
+  const int64_t together = std::clamp<int64_t>(kLeaf / std::max<int64_t>(1, mean), 1, kThreads / kWarps);
+  const int64_t few = ceil_div(of.count * l.rows, 2 * kWarps * std::max(1, device.multiprocessors));
+  runs.each = kWarps * int(std::max<int64_t>(1, std::min(together, few)));
+  const int64_t clearing = std::min(kMostClearing, ceil_div(of.length * l.rows, kClearedByThread * kThreads));
+  runs.blocks = std::max(clearing, ceil_div(of.count, runs.each) * l.rows);
+  check_launch(runs.blocks, 0, 0);
   return runs;
 }
 
