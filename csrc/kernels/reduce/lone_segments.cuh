@@ -2,8 +2,8 @@
 //
 // Serves: floats of 2, 4 and 8 bytes, no order. A warp has some neighbouring segments, 32 at a time, whose offsets its
 // lanes load. A team of lanes has a segment, and loads its elements side by side, kAhead segments at once; the tree is
-// over lanes first, and each lane gets the result of its own segment. Those that are longer than a team has room for the
-// warp adds up by itself. Long ones are listed. No shared memory.
+// over lanes first, and each lane gets the result of its own segment. Those that are longer than a team has room for
+// the warp adds up by itself. Long ones are listed. No shared memory.
 #pragma once
 #include "segment_columns.cuh"
 

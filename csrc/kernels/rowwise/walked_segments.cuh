@@ -212,7 +212,8 @@ template <class Op> struct WalkedRows {
     }
   }
   // A leaf on a pass: its state goes to the warp's tree; its results to memory.
-  __device__ __forceinline__ void result(const Item& item, int64_t first, int pass, bool once, const State& total) const {
+  __device__ __forceinline__ void result(const Item& item, int64_t first, int pass, bool once,
+                                         const State& total) const {
     Tree& tree = tree_of_warp();
     look(item, first, [&](const State& state, const auto& seen, auto& held, int size) {
       if (pass == 0) {
@@ -223,9 +224,8 @@ template <class Op> struct WalkedRows {
       if (first == 0 && lane_id() == 0) Op::write(row, memory_of(call), item.value);
       if constexpr (Op::kMaps) {
         const auto at = Op::at(row, state);
-        each_row(item, first, size, held, Op::kSums > 0, [&](const Eight& x, int64_t position, int count) {
-          map(item, position, kLanes, count, x, seen, at);
-        });
+        each_row(item, first, size, held, Op::kSums > 0,
+                 [&](const Eight& x, int64_t position, int count) { map(item, position, kLanes, count, x, seen, at); });
       }
     });
   }

@@ -1,9 +1,9 @@
 // Row-wise ops by segments whose elements are neighbours.
 //
-// Serves what held_segments.cuh does. A warp has segments of its own. rowwise_segment_teams: a team of its lanes has one
-// of at most eight elements a lane, in registers: lane t has t + kTeam * k. rowwise_segment_warps: a warp has one of those
-// that are longer, up to some leaves, of which it looks at each once, or twice (walked_segments.cuh). No barrier of the
-// block.
+// Serves what held_segments.cuh does. A warp has segments of its own. rowwise_segment_teams: a team of its lanes has
+// one of at most eight elements a lane, in registers: lane t has t + kTeam * k. rowwise_segment_warps: a warp has one
+// of those that are longer, up to some leaves, of which it looks at each once, or twice (walked_segments.cuh). No
+// barrier of the block.
 #pragma once
 #include "walked_segments.cuh"
 

@@ -184,6 +184,21 @@ template <class S> struct HeldScan {
   }
 };
 
+// Where the elements of a block's rows lie: of the inputs, and of the results.
+template <class S>
+__device__ __forceinline__ void rows_of(const ScanSegments& call, int64_t row, RowRun (&memory)[3]) {
+  const Layout& l = call.layout;
+  const RowStart start = row_start(l, row);
+  const int last = l.kept - 1;
+  memory[0] = {start.in, l.reduced ? l.in[l.kept] : 0, l.kept ? l.in[last] : 0};
+  memory[2] = {start.out, l.reduced ? l.out[l.kept] : 0, l.kept ? l.out[last] : 0};
+  if constexpr (S::kInputs == 2) {
+    const auto& strides = call.more_strides[0];
+    const int64_t step = l.reduced ? strides[l.kept] : 0, shift = call.shifted ? (call.reverse ? step : -step) : 0;
+    memory[1] = {row_offset(l, strides, row) + shift, step, l.kept ? strides[last] : 0};
+  }
+}
+
 template <class S>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
     scan_segment_runs(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
@@ -213,36 +228,127 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
 
 // ---- segments that are walked ----------------------------------------------------------------------------------------
 
-template <class S> struct WalkedScan : SegmentTiles<S> {
+template <class S> struct WalkedScan {
   using Acc = typename S::Acc;
-  using SegmentTiles<S>::call, SegmentTiles<S>::warp, SegmentTiles<S>::kWarps;
-  using Totals = Acc[kWarps];
+  using Result = typename S::Result;  // as which elements are read, too
+  static constexpr int kWarps = segment_runs::kWarps;
+  // A word, or two, is left free after each group, so that lanes some groups apart do not meet in a bank.
+  struct Shared {
+    Result tile[kWarps][kTile + kFan];
+    Acc totals[kWarps];
+  };
 
-  Totals& totals;
-  __device__ __forceinline__ WalkedScan(const ScanSegments& call, typename SegmentTiles<S>::Shared& shared,
-                                        Totals& totals)
-      : SegmentTiles<S>{call, shared}, totals(totals) {}
+  const ScanSegments& call;
+  Shared& shared;
+  const S op{call.options};
+  const int warp = int(threadIdx.x) / kLanes;
+
+  // Where positions of an item lie.
+  struct Item {
+    int64_t n, in, in_step, a, a_step, out, out_step;
+    typename S::Wide initial;
+  };
+  __device__ __forceinline__ Item item_of(const SegmentRow& at) const {
+    const Layout& l = call.layout;
+    const RowStart start = row_start(l, at.row);
+    const int64_t first = call.reverse ? at.begin + at.length - 1 : at.begin, sign = call.reverse ? -1 : 1;
+    const int64_t in = l.reduced ? l.in[l.kept] : 0, out = l.reduced ? l.out[l.kept] : 0;
+    Item item{at.length, start.in + first * in, sign * in, 0, 0, start.out + first * out, sign * out, S::wide_absent()};
+    if constexpr (S::kInputs == 2) {
+      const int64_t a = l.reduced ? call.more_strides[0][l.kept] : 0;
+      item.a_step = sign * a;
+      item.a = row_offset(l, call.more_strides[0], at.row) + (first - (call.shifted ? sign : 0)) * a;
+      if (call.in.more[1]) {
+        const int64_t to = row_offset(l, call.more_strides[1], at.row) + at.segment * call.initial_step;
+        Result h[kGroup];
+        load_floats(call.in.dtype, call.in.more[1], to, 0, 0, 1, h);
+        item.initial = S::initial(h[0]);
+      }
+    }
+    return item;
+  }
+
+  // Position `slot` of the warp's tile.
+  __device__ __forceinline__ Result& staged(int slot) const { return shared.tile[warp][slot + slot / kGroup]; }
+
+  // The elements of an input that this lane loads, a warp's lanes apart, `count` at most, become those of the group
+  // that it has. `from`: 1 where the first one is not there.
+  __device__ __forceinline__ void exchange(const void* data, int64_t offset, int64_t stride, int from, int count,
+                                           Result (&x)[kGroup]) const {
+    if constexpr (S::kInputs == 2) {
+      load_floats(call.in.dtype, data, offset, stride, from, count, x);
+    } else {
+      AnyLoad<Result>::run(call.in, offset, stride, count, x);
+    }
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k)
+      if (k >= from && k < count) staged(lane_id() + k * kLanes) = x[k];
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) x[k] = staged(lane_id() * kGroup + k);
+  }
+
+  // The tile from position `tile` on, by a warp: the items of the lane's group; returns the total of the groups up to
+  // this one.
+  __device__ __forceinline__ Acc load(const Item& item, int64_t tile, typename S::Item (&items)[kGroup]) const {
+    const int64_t first = tile + lane_id(), group = tile + lane_id() * kGroup;
+    const int count = count_below(item.n, first, kLanes);
+    Result x[kGroup];
+    exchange(call.in.data, item.in + first * item.in_step, kLanes * item.in_step, 0, count, x);
+    if constexpr (S::kInputs == 2) {
+      Result a[kGroup];
+      const int from = call.shifted && first == 0;
+      exchange(call.in.more[0], item.a + first * item.a_step, kLanes * item.a_step, from, count, a);
+      Pair<Result> pairs[kGroup];
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) pairs[k] = {a[k], x[k]};
+      return sklansky<S>(form_group(op, pairs, group, item.n, items));
+    } else {
+      return sklansky<S>(form_group(op, x, group, item.n, items));
+    }
+  }
+  // Its results. upto: what load() returned; an exclusive scan's are one position further on.
+  __device__ __forceinline__ void store(const Item& item, int64_t tile, const Acc& upto, const typename S::Wide& carry,
+                                        const Acc& within, const typename S::Item (&items)[kGroup]) const {
+    const int shift = call.exclusive;
+    const int64_t first = tile + lane_id();
+    Acc before = shuffle(upto, lane_id() == 0 ? 0 : lane_id() - 1);
+    if (lane_id() == 0) before = S::absent();
+    Result results[kGroup];
+    op.results(S::prefix(carry, S::combine(within, before)), items, results);
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) staged(lane_id() * kGroup + k) = results[k];
+    warp_barrier();
+#pragma unroll
+    for (int k = 0; k < kGroup; ++k) results[k] = staged(lane_id() + k * kLanes);
+    store_elements(call.out.dtype, call.out.values, item.out + (first + shift) * item.out_step, kLanes * item.out_step,
+                   count_below(item.n - shift, first, kLanes), results);
+    if constexpr (kHasStart<S>)
+      if (shift && first == 0 && item.n > 0) store_as(call.out.dtype, global(call.out.values), item.out, S::start());
+  }
 
   __device__ __forceinline__ void walk(const SegmentRow& at) const {
     constexpr int kTogether = kWarps * kTile;
-    const auto item = this->item_of(at);
+    const Item item = item_of(at);
     ScanCarry<S> carry(item.initial);
 #pragma unroll 1
     for (int64_t start = 0; start < item.n; start += kTogether) {
       typename S::Item items[kGroup];
-      const Acc upto = this->load(item, start + warp * kTile, items), total = shuffle(upto, kLanes - 1);
-      if (lane_id() == 0) totals[warp] = total;
+      const Acc upto = load(item, start + warp * kTile, items), total = shuffle(upto, kLanes - 1);
+      if (lane_id() == 0) shared.totals[warp] = total;
       __syncthreads();
       typename S::Wide before = carry.carry();
       Acc within = carry.within();
 #pragma unroll 1
       for (int w = 0; w < kWarps && start + (w + 1) * kTile < item.n; ++w) {
-        carry.push(totals[w]);
+        carry.push(shared.totals[w]);
         if (w + 1 != warp) continue;
         before = carry.carry();
         within = carry.within();
       }
-      this->store(item, start + warp * kTile, upto, before, within, items);
+      store(item, start + warp * kTile, upto, before, within, items);
       __syncthreads();
     }
   }
@@ -251,11 +357,10 @@ template <class S> struct WalkedScan : SegmentTiles<S> {
 template <class S>
 __global__ void __launch_bounds__(segment_runs::kThreads)
     scan_segment_walks(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
-  __shared__ typename SegmentTiles<S>::Shared shared;
-  __shared__ typename WalkedScan<S>::Totals totals;
+  __shared__ typename WalkedScan<S>::Shared shared;
   __shared__ ScanBlock::Lists lists;
   const ScanBlock block(call.of, call.layout, runs, lists, nullptr);
-  const WalkedScan<S> scan(call, shared, totals);
+  const WalkedScan<S> scan{call, shared};
   each_walk(block, [&](const SegmentRow& row) { scan.walk(row); });
 }
 
@@ -267,8 +372,9 @@ template <class S> static void launch(const PlannedScanSegments& call, Queue que
   if (!call.plan.by_warps) {
     enqueue_kernel(scan_segment_runs<S>, call.plan.shared);
   } else {
-    enqueue_kernel(scan_segment_windows<S>, 0);
-    if (call.of.length > kTile) enqueue_kernel(scan_segment_tiles<S>, 0);
+    enqueue_kernel(call.reverse ? scan_segment_windows<S, true> : scan_segment_windows<S, false>, 0);
+    if (call.of.length > kTile)
+      enqueue_kernel(call.reverse ? scan_segment_tiles<S, true> : scan_segment_tiles<S, false>, 0);
   }
   if (segment_runs::walks(call.of, call.plan)) enqueue_kernel(scan_segment_walks<S>, 0);
 }

@@ -3,168 +3,209 @@
 // Serves: cumsum and linear_scan, of elements of any type. A warp has segments of its own, 32 at a time.
 // scan_segment_windows: as many of those that have at most a tile as have 32 groups together are a window. A lane has a
 // group, whose segment it looks for among the lanes' own, and Sklansky's partner is as far from it as it is in the
-// segment. Elements are loaded and stored side by side; in shared memory, [warp][element], they change places with
-// groups. scan_segment_tiles: the warp walks those of up to a block tile, tile by tile. No barrier of the block.
+// segment. scan_segment_tiles: the warp walks those of up to a block tile; a tile is a window. Elements are loaded and
+// stored side by side; in shared memory, [warp][element], they change places with groups. No barrier of the block.
 #pragma once
-#include "segment_tiles.cuh"
+#include "kernels/tile/segment_runs.cuh"
+#include "rows.cuh"
+#include "scan_segments.h"
 
 namespace torchreduce::gpu {
 
-template <class S> struct SegmentWindows : SegmentTiles<S> {
+template <class S, bool kReverse> struct SegmentWindow {
   using Acc = typename S::Acc;
-  using Result = typename S::Result;
-  using SegmentTiles<S>::call, SegmentTiles<S>::op, SegmentTiles<S>::shared, SegmentTiles<S>::warp;
+  using Item = typename S::Item;
+  using Result = typename S::Result;  // as which elements are held, too
   static constexpr bool kTwo = S::kInputs == 2;
-
-  // Of the lane's segment: where it begins, how long it is, and how many groups there are up to it.
-  struct Own {
-    int64_t begin;
-    int length, upto;
-  };
-  // Of the lane's group: its segment, a lane; its number there; where that segment begins and how long it is.
+  // Of a window, with a group before it and one behind. A word, or two, is left free after each group, so that lanes
+  // some groups apart do not meet in a bank.
+  using Held = Result[kTile + kFan + 3 * (kGroup + 1)];
+  // The group of a lane: whose it is, its number there, and where in the window that segment begins, and its length.
   struct Group {
-    int lane, number, begin, length;
+    int segment, number, begin, length;
     bool there;
   };
 
-  // Element 0 of a window.
-  __device__ __forceinline__ Result* begin() const { return &shared[warp][kGroup + 1]; }
-  // Elements lane, lane + 32 ...: those of number k.
-  __device__ __forceinline__ Result& side(Result* begin, int k) const {
-    return begin[lane_id() + unsigned(lane_id()) / kGroup + k * (kLanes + kLanes / kGroup)];
-  }
-  // Eight neighbours from element `first` on, of which some may be before a window or behind it.
-  struct Eight {
-    Result *from, *next;  // until the next word that is left free, and behind it
-    int apart;
+  const ScanSegments& call;
+  Held& held;
+  int64_t in = 0, a = 0, out = 0;  // where the row begins
+  const S op{call.options};
 
-    __device__ __forceinline__ Result& operator[](int i) const { return (i < apart ? from : next)[i]; }
+  __device__ __forceinline__ void begin(int64_t row) {
+    const RowStart start = row_start(call.layout, row);
+    in = start.in;
+    out = start.out;
+    if constexpr (kTwo)
+      a = row_offset(call.layout, call.more_strides[0], row) + (call.shifted ? (kReverse ? 1 : -1) : 0);
+  }
+  __device__ __forceinline__ Result initial(int64_t row, int64_t segment) const {
+    Result h[kGroup];
+    load_floats(call.in.dtype, call.in.more[1],
+                row_offset(call.layout, call.more_strides[1], row) + segment * call.initial_step, 0, 0, 1, h);
+    return h[0];
+  }
+
+  // ---- elements ------------------------------------------------------------------------------------------------------
+
+  // Elements lane, lane + 32 ...: those of number k.
+  __device__ __forceinline__ Result& side(int k) const {
+    return held[kGroup + 1 + lane_id() + unsigned(lane_id()) / kGroup + k * (kLanes + kLanes / kGroup)];
+  }
+  // Eight neighbours, of which some may be before a window or behind it.
+  struct Eight {
+    Held& held;
+    int at, apart;  // as many until the next word that is left free
+
+    __device__ __forceinline__ Result& operator[](int i) const { return held[(i < apart ? at : at + 1) + i]; }
   };
-  __device__ __forceinline__ Eight eight(int first) const {
-    const unsigned i = first + kGroup;
-    Result* const from = &shared[warp][i + i / kGroup];
-    return {from, from + 1, int(kGroup - i % kGroup)};
+  // Those of positions of a group's segment from `position` on, as they lie in memory.
+  __device__ __forceinline__ Eight eight(const Group& group, int position) const {
+    const unsigned i = kGroup + group.begin + (kReverse ? group.length - kGroup - position : position);
+    return {held, int(recomputed(int(i + i / kGroup))), int(kGroup - i % kGroup)};
   }
-  // The group of this lane, in a window of `segments` from the s-th one on, of `groups`; before: groups before that.
-  __device__ __forceinline__ Group group_of(const Own& own, int s, int segments, int before, int groups) const {
-    int of = s;
+  // Elements from `first` to `end` of a window, number 0 of which is number `from` of the row at `row`. A whole tile is
+  // read where there is one.
+  __device__ __forceinline__ void load(const void* data, int64_t row, int64_t from, int first, int end) const {
+    const bool is_inside = from > 0 && from + kTile < call.of.length;
+    with_element<kTwo>(call.in.dtype, [&](auto element) {
+      using E = decltype(element);
+      const E* const window = global(static_cast<const E*>(data)) + row + from;
+      if (is_inside) {
+        E x[kGroup];
 #pragma unroll
-    for (int step = kLanes / 2; step > 0; step /= 2) {
-      const int next = of + step - 1, upto = shuffle(own.upto, next & (kLanes - 1)) - before;
-      if (next < s + segments && upto <= lane_id()) of += step;
-    }
-    const bool there = lane_id() < groups;
-    if (!there) of = s;
-    const int start = shuffle(own.upto, (of - 1) & (kLanes - 1)) - before, apart = int(own.begin - shuffle(own.begin, s));
-    const int number = lane_id() - (of > s ? start : 0);
-    return {of, there ? number : 0, shuffle(apart, of), shuffle(own.length, of), there};
+        for (int k = 0; k < kGroup; ++k) x[k] = window[lane_id() + k * kLanes];
+#pragma unroll
+        for (int k = 0; k < kGroup; ++k) side(k) = convert<Result>(x[k]);
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < kGroup; ++k) {
+          const int i = lane_id() + k * kLanes;
+          if (i >= first && i < end) side(k) = convert<Result>(window[i]);
+        }
+      }
+    });
+    warp_barrier();
   }
-  // The elements of a window, `from` of them not, become items.
-  __device__ __forceinline__ void stage(const void* data, int64_t offset, int from, int count) const {
+  __device__ __forceinline__ void store(int64_t offset, int first, int end) const {
     Result x[kGroup];
-    const int first = from > lane_id(), mine = of_lane(count);
-    if constexpr (kTwo) load_floats(call.in.dtype, data, offset + lane_id(), kLanes, first, mine, x);
-    else AnyLoad<Result>::run(call.in, offset + lane_id(), kLanes, mine, x);
-    Result* const to = begin();
-    warp_barrier();
 #pragma unroll
-    for (int k = 0; k < kGroup; ++k) side(to, k) = x[k];  // also what is not there
+    for (int k = 0; k < kGroup; ++k) x[k] = side(k);
     warp_barrier();
+    with_result<Result>(call.out.dtype, [&](auto element) {
+      using E = decltype(element);
+      E* const to = global(static_cast<E*>(call.out.values)) + offset + lane_id();
+#pragma unroll
+      for (int k = 0; k < kGroup; ++k) {
+        const int i = lane_id() + k * kLanes;
+        const E rounded = round_to<E>(x[k]);
+        if (i >= first && i < end) to[k * kLanes] = rounded;
+      }
+    });
   }
-  // How many of a window's elements this lane loads and stores.
-  __device__ __forceinline__ static int of_lane(int count) { return (count - lane_id() + kLanes - 1) / kLanes; }
-  // The elements of this lane's group, in the order of their positions; what is not there is anything.
   __device__ __forceinline__ void take(const Group& group, Result (&x)[kGroup]) const {
-    const Eight from = eight(lowest(group, group.number * kGroup));
-    Result up[kGroup];
+    const Eight from = eight(group, group.number * kGroup);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) up[i] = from[i];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) x[i] = call.reverse ? up[kGroup - 1 - i] : up[i];
+    for (int i = 0; i < kGroup; ++i) x[kReverse ? kGroup - 1 - i : i] = from[i];
   }
-  // Of eight positions of a group's segment, from `position` on, the one that is first in memory.
-  __device__ __forceinline__ int lowest(const Group& group, int position) const {
-    return group.begin + (call.reverse ? group.length - kGroup - position : position);
-  }
-  __device__ __forceinline__ void put(const Group& group, const Result (&results)[kGroup]) const {
-    const int shift = call.exclusive, first = group.number * kGroup + shift;
-    const int count = group.there ? group.length - first : 0;
-    const Eight to = eight(lowest(group, first));
-    const int lowest_there = call.reverse ? kGroup - count : 0, end = call.reverse ? kGroup : count;
-    Result up[kGroup];
-#pragma unroll
-    for (int i = 0; i < kGroup; ++i) up[i] = call.reverse ? results[kGroup - 1 - i] : results[i];
+  // Results, `shift` positions further on.
+  __device__ __forceinline__ void put(const Group& group, int shift, const Result (&results)[kGroup]) const {
+    const int first = group.number * kGroup + shift, count = group.there ? group.length - first : 0;
+    const Eight to = eight(group, first);
+    warp_barrier();
 #pragma unroll
     for (int i = 0; i < kGroup; ++i)
-      if (i >= lowest_there && i < end) to[i] = up[i];
+      if (i < count) to[kReverse ? kGroup - 1 - i : i] = results[i];
     if constexpr (kHasStart<S>)
-      if (shift && group.number == 0 && group.there)
-        eight(group.begin + (call.reverse ? group.length - 1 : 0))[0] = S::start();
+      if (shift && group.number == 0 && group.there) eight(group, 0)[kReverse ? kGroup - 1 : 0] = S::start();
+    warp_barrier();
   }
 
-  // A window; width: at least as many groups as any segment has, a power of two. memory: where the inputs and the
-  // results are.
-  __device__ __forceinline__ void run(const Own& own, int64_t first, int64_t row, int s, int segments, int before,
-                                      int groups, int width, const int64_t (&memory)[3]) const {
-    const Group group = group_of(own, s, segments, before, groups);
-    const int64_t from = shuffle(own.begin, s);
-    const int all = shuffle(int(own.begin - from) + own.length, s + segments - 1);
-    const int position = group.number * kGroup, count = group.there ? group.length - position : 0;
-    Result x[kGroup], a[kGroup];
-    typename S::Item items[kGroup];
+  // ---- groups --------------------------------------------------------------------------------------------------------
+
+  // The items of this lane's group, of a window of `all` elements from number `from` of the row on; position: of the
+  // group in its segment; lack: the first of all has no multiplier. Returns their total.
+  __device__ __forceinline__ Acc load_group(const Group& group, int64_t from, int all, int64_t position, int lack,
+                                            Item (&items)[kGroup]) const {
+    Result x[kGroup], factors[kGroup];
     if constexpr (kTwo) {
-      const int lack = call.shifted;  // then the first position of all has none to read
-      stage(call.in.more[0], memory[1] + from, call.reverse ? 0 : lack, call.reverse ? all - lack : all);
-      take(group, a);
+      load(call.in.more[0], a, from, kReverse ? 0 : lack, kReverse ? all - lack : all);
+      take(group, factors);
       warp_barrier();
     }
-    stage(call.in.data, memory[0] + from, 0, all);
+    load(call.in.data, in, from, 0, all);
     take(group, x);
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) {
-      if constexpr (kTwo) items[i] = op.load(Pair<Result>{a[i], x[i]}, position + i);
-      else items[i] = op.load(x[i], position + i);
-      if (i >= count) items[i] = S::absent_item();
-    }
-    const Acc upto = sklansky<S>(S::group(items), group.number, width);
-    Acc within = shuffle(upto, (lane_id() - 1) & (kLanes - 1));
-    if (group.number == 0) within = S::absent();
-    within = S::combine(S::absent(), within);  // of a linear scan, zeros may be others without that
-    Result results[kGroup];
-    bool has_initial = false;
-    if constexpr (kTwo) {
-      if (call.in.more[1]) {
-        has_initial = true;
-        const int64_t at = row_offset(call.layout, call.more_strides[1], row) + (first + group.lane) * call.initial_step;
-        Result h[kGroup];
-        load_floats(call.in.dtype, call.in.more[1], at, 0, 0, 1, h);
-        op.results(S::prefix(S::initial(h[0]), within), items, results);
+    for (int i = 0; i < kGroup; ++i) {  // those behind a segment's end change no result
+      if constexpr (kTwo) {
+        items[i] = op.load(Pair<Result>{factors[i], x[i]}, position + i);
+        if (group.number * kGroup + i >= group.length || !group.there) items[i] = S::absent_item();
+      } else {
+        items[i] = op.load(x[i], position + i);
       }
     }
-    if (!has_initial) op.results(S::prefix(within), items, results);
-    warp_barrier();
-    put(group, results);
-    warp_barrier();
-#pragma unroll
-    for (int k = 0; k < kGroup; ++k) results[k] = side(begin(), k);
-    store_elements(call.out.dtype, call.out.values, memory[2] + from + lane_id(), kLanes, of_lane(all), results);
+    return S::group(items);
+  }
+  // What precedes a group, of what there is up to each.
+  __device__ __forceinline__ static Acc before(const Acc& upto, int number) {
+    const Acc value = shuffle(upto, (lane_id() - 1) & (kLanes - 1));
+    return number == 0 ? S::absent() : value;
   }
 };
 
-// Where the elements of a row lie: of the inputs, and of the results.
-template <class S>
-__device__ __forceinline__ void rows_of(const ScanSegments& call, int64_t row, RowRun (&memory)[3]) {
-  const Layout& l = call.layout;
-  const RowStart start = row_start(l, row);
-  const int last = l.kept - 1;
-  memory[0] = {start.in, l.reduced ? l.in[l.kept] : 0, l.kept ? l.in[last] : 0};
-  memory[2] = {start.out, l.reduced ? l.out[l.kept] : 0, l.kept ? l.out[last] : 0};
-  if constexpr (S::kInputs == 2) {
-    const auto& strides = call.more_strides[0];
-    const int64_t step = l.reduced ? strides[l.kept] : 0, shift = call.shifted ? (call.reverse ? step : -step) : 0;
-    memory[1] = {row_offset(l, strides, row) + shift, step, l.kept ? strides[last] : 0};
+// ---- segments of at most a tile ----------------------------------------------------------------------------------------
+
+// Of a lane's segment: where it begins, how long it is, and how many groups there are up to it.
+struct LaneSegment {
+  int64_t begin;
+  int length, upto;
+};
+// Some neighbouring ones, those of lanes from `first` on, and their groups.
+struct LaneSegments { int first, count, before, groups; };
+
+// The group of this lane.
+template <class Group>
+__device__ __forceinline__ Group group_of(const LaneSegment& own, const LaneSegments& window) {
+  int of = window.first;
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) {
+    const int last = of + step - 1, upto = shuffle(own.upto, last & (kLanes - 1)) - window.before;
+    if (last < window.first + window.count && upto <= lane_id()) of += step;
   }
+  const bool there = lane_id() < window.groups;
+  if (!there) of = window.first;
+  const int before = shuffle(own.upto, (of - 1) & (kLanes - 1)),
+            apart = int(own.begin - shuffle(own.begin, window.first));
+  const int start = of > window.first ? before - window.before : 0;
+  return {of, there ? lane_id() - start : 0, shuffle(apart, of), shuffle(own.length, of), there};
 }
+
+template <class S, bool kReverse>
+__device__ __forceinline__ void scan_window(const SegmentWindow<S, kReverse>& window, const LaneSegment& own,
+                                            const LaneSegments& segments, int64_t row, int64_t first, int width) {
+  using Acc = typename S::Acc;
+  const ScanSegments& call = window.call;
+  const auto group = group_of<typename SegmentWindow<S, kReverse>::Group>(own, segments);
+  const int64_t from = shuffle(own.begin, segments.first);
+  const int all = shuffle(int(own.begin - from) + own.length, segments.first + segments.count - 1);
+  typename S::Item items[kGroup];
+  typename S::Result results[kGroup];
+  Acc upto[1] = {window.load_group(group, from, all, group.number * kGroup, call.shifted, items)};
+  sklansky_of_any<S>(upto, group.number, width);
+  // Of a linear scan, zeros may be others without the former.
+  const Acc within = S::combine(S::absent(), window.before(upto[0], group.number));
+  bool has_initial = false;
+  if constexpr (S::kInputs == 2) {
+    if (call.in.more[1]) {
+      has_initial = true;
+      const auto h = window.initial(row, first + group.segment);
+      window.op.results(S::prefix(S::initial(h), within), items, results);
+    }
+  }
+  if (!has_initial) window.op.results(S::prefix(within), items, results);
+  window.put(group, call.exclusive, results);
+  window.store(window.out + from, 0, all);
+}
+
 // Writes 0 to the elements of no segment.
 template <class Result> __device__ __forceinline__ void clear_others(const ScanSegments& call) {
   const Layout& l = call.layout;
@@ -174,19 +215,18 @@ template <class Result> __device__ __forceinline__ void clear_others(const ScanS
   });
 }
 
-template <class S>
+template <class S, bool kReverse>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
     scan_segment_windows(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
-  using Block = SegmentWindows<S>;
-  __shared__ typename SegmentTiles<S>::Shared shared;
+  using Window = SegmentWindow<S, kReverse>;
+  __shared__ typename Window::Held held[segment_runs::kWarps];
   clear_others<typename S::Result>(call);
   const SegmentOffsets& of = call.of;
   const int lane = lane_id();
   const SegmentsOfWarp mine(of, call.layout, runs);
-  const Block block{{call, shared}};
-  RowRun runs_of[3];
-  rows_of<S>(call, mine.row, runs_of);
-  const int64_t memory[3] = {runs_of[0].offset, runs_of[1].offset, runs_of[2].offset};
+  if (mine.first >= mine.last) return;
+  Window window{call, held[threadIdx.x / kLanes]};
+  window.begin(mine.row);
 #pragma unroll 1
   for (int64_t first = mine.first; first < mine.last; first += kLanes) {
     const int count = int(mine.last - first < kLanes ? mine.last - first : kLanes);
@@ -196,10 +236,9 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
       length = offset_within(global(of.data), of.dtype, first + lane + 1, of.length) - begin;
     }
     const bool falls = ballot(length < 0) != 0;
-    const int64_t n = length > 0 ? length : 0;
+    const int n = length < 0 ? 0 : length > kTile ? kTile + 1 : int(length), groups = (n + kGroup - 1) / kGroup;
     const uint32_t longs = ballot(n > kTile);
-    const int groups = n > kTile ? 2 * kLanes : (int(n) + kGroup - 1) / kGroup;
-    typename Block::Own own{begin, n > kTile ? 0 : int(n), groups};
+    LaneSegment own{begin, n, n > kTile ? 2 * kLanes : groups};
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) {
       const int before = shuffle_up(own.upto, d, kLanes);
@@ -212,15 +251,16 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
         ++s;
         continue;
       }
-      const int before = s ? shuffle(own.upto, s - 1) : 0;
+      const int upto = shuffle(own.upto, (s - 1) & (kLanes - 1)), before = s ? upto : 0;
       const uint32_t fit = ballot(lane >= s && lane < count && own.upto - before <= kLanes);
-      const int segments = falls ? 1 : bits_set(fit);
-      const int in_window = shuffle(own.upto, s + segments - 1) - before;
-      if (in_window > 0) block.run(own, first, mine.row, s, segments, before, in_window, width, memory);
-      s += segments;
+      const int some = falls ? 1 : bits_set(fit), in_window = shuffle(own.upto, s + some - 1) - before;
+      if (in_window > 0) scan_window(window, own, {s, some, before, in_window}, mine.row, first, width);
+      s += some;
     }
   }
 }
+
+// ---- segments of several tiles -----------------------------------------------------------------------------------------
 
 // What precedes a tile of a block tile, as TreeStack has it, in memory that a warp shares.
 template <class S> struct TilesBefore {
@@ -251,27 +291,47 @@ template <class S> struct TilesBefore {
   }
 };
 
-template <class S>
+template <class S, bool kReverse>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
     scan_segment_tiles(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
   using Acc = typename S::Acc;
-  __shared__ typename SegmentTiles<S>::Shared shared;
+  using Window = SegmentWindow<S, kReverse>;
+  __shared__ typename Window::Held held[segment_runs::kWarps];
   __shared__ typename TilesBefore<S>::Slots slots[segment_runs::kWarps];
-  const SegmentTiles<S> tiles{call, shared};
   const SegmentsOfWarp mine(call.of, call.layout, runs);
+  if (mine.first >= mine.last) return;
+  Window window{call, held[threadIdx.x / kLanes]};
+  window.begin(mine.row);
+  const int lane = lane_id(), shift = call.exclusive;
 #pragma unroll 1
   for (int64_t s = mine.first; s < mine.last; ++s) {
     const int64_t begin = offset_within(global(call.of.data), call.of.dtype, s, call.of.length);
     const int64_t end = offset_within(global(call.of.data), call.of.dtype, s + 1, call.of.length);
     if (end - begin <= kTile || end - begin > runs.room) continue;
-    const auto item = tiles.item_of({s, mine.row, begin, end - begin});
-    TilesBefore<S> before{slots[tiles.warp]};
+    const int n = int(end - begin);
+    typename S::Wide carry = S::wide_absent();
+    if constexpr (S::kInputs == 2)
+      if (call.in.more[1]) carry = S::initial(window.initial(mine.row, s));
+    TilesBefore<S> tiles{slots[threadIdx.x / kLanes]};
 #pragma unroll 1
-    for (int64_t tile = 0; tile < item.n; tile += kTile) {
+    for (int tile = 0; tile < n; tile += kTile) {
+      const int all = n - tile < kTile ? n - tile : kTile;
+      const int64_t from = kReverse ? end - tile - all : begin + tile;
+      const typename Window::Group group{0, lane * kGroup < all ? lane : 0, 0, all, lane * kGroup < all};
       typename S::Item items[kGroup];
-      const Acc upto = tiles.load(item, tile, items);
-      tiles.store(item, tile, upto, item.initial, before.total(), items);
-      before.push(shuffle(upto, kLanes - 1));
+      typename S::Result results[kGroup];
+      const Acc total = window.load_group(group, from, all, tile + lane * kGroup, call.shifted && tile == 0, items);
+      const Acc upto = sklansky<S>(total);
+      const Acc within = S::combine(tiles.total(), window.before(upto, lane));
+      window.op.results(S::prefix(carry, within), items, results);
+      window.put(group, 0, results);
+      // Of an exclusive scan one position further on, but the segment's last one.
+      const int lost = shift && tile + all == n;
+      window.store(window.out + from + (kReverse ? -shift : shift), kReverse ? lost : 0, kReverse ? all : all - lost);
+      if constexpr (kHasStart<S>)
+        if (shift && tile == 0 && lane == 0)
+          store_as(call.out.dtype, global(call.out.values), window.out + (kReverse ? end - 1 : begin), S::start());
+      if (tile + all < n) tiles.push(shuffle(upto, kLanes - 1));
     }
   }
 }
