@@ -279,7 +279,7 @@ __device__ __forceinline__ void rows_of(const RowwiseSegments& call, int64_t row
 
 template <class Op>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<Op>::type) == 4 ? 4 : 2)
-    rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   using namespace segment_runs;
   using F = typename FloatOf<Op>::type;
   TR_DYNAMIC_SHARED(memory, kAlignment);
@@ -291,7 +291,7 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<
   RowwiseBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
   if (threadIdx.x == 0) rows_of<Op>(call, block.row, rows);
-  block.list();
+  block.list(list);
   HeldRows<Op> held{call, block, {}, reinterpret_cast<F*>(parts.slots), nullptr, nullptr};
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i)

@@ -165,7 +165,7 @@ template <class Op> struct WalkedRows {
       each_row(item, first, size, held, Op::kFirst != First::Nothing,
                [&](const Eight& x, int64_t, int count) { add(x, count, seen, item.given, sums); });
       const F total[1] = {residues_sum(sums)};
-      if (size > 0) state = Op::state(found, total, size);
+      state = Op::state(found, total, size);
     }
     with(state, seen, held, size);
   }
@@ -189,46 +189,6 @@ template <class Op> struct WalkedRows {
   }
   __device__ __forceinline__ static State merge(const State& a, const State& b) { return Op::merge(a, b); }
 
-  // By a warp: the same.
-  __device__ __forceinline__ void walk_alone(const SegmentRow& at) const {
-    const Item item = item_of(at);
-    const bool once = item.n <= kLeaf || Op::kSums == 0;
-    Tree& tree = tree_of_warp();
-    warp_barrier();
-    if (lane_id() == 0) tree.count = 0;
-    State total = Op::none();
-#pragma unroll 1
-    for (int pass = once ? 1 : 0; pass < 2; ++pass) {
-      if (pass == 1 && !once) {
-        if (lane_id() == 0) total = tree.total(Op::none(), merge);
-        total = shuffle(total, 0);
-        if constexpr (!Op::kMaps) {
-          if (lane_id() == 0) Op::write(row_at(item, total), memory_of(call), item.value);
-          return;
-        }
-      }
-#pragma unroll 1
-      for (int64_t leaf = 0; leaf < item.n || leaf == 0; leaf += kLeaf) result(item, leaf, pass, once, total);
-    }
-  }
-  // A leaf on a pass: its state goes to the warp's tree; its results to memory.
-  __device__ __forceinline__ void result(const Item& item, int64_t first, int pass, bool once,
-                                         const State& total) const {
-    Tree& tree = tree_of_warp();
-    look(item, first, [&](const State& state, const auto& seen, auto& held, int size) {
-      if (pass == 0) {
-        if (lane_id() == 0) tree.push(state, merge);
-        return;
-      }
-      const auto row = row_at(item, once ? state : total);
-      if (first == 0 && lane_id() == 0) Op::write(row, memory_of(call), item.value);
-      if constexpr (Op::kMaps) {
-        const auto at = Op::at(row, state);
-        each_row(item, first, size, held, Op::kSums > 0,
-                 [&](const Eight& x, int64_t position, int count) { map(item, position, kLanes, count, x, seen, at); });
-      }
-    });
-  }
   // By the block. Of several leaves twice: their states, then their results.
   __device__ __forceinline__ void walk(const SegmentRow& at) const {
     const Item item = item_of(at);
@@ -239,7 +199,8 @@ template <class Op> struct WalkedRows {
     const int64_t first = warp * each < leaves ? warp * each : leaves;
     const int64_t end = first + each < leaves ? first + each : leaves;
     const bool once = leaves == 1 || Op::kSums == 0;
-    if (lane_id() == 0) tree_of_warp().count = 0;
+    Tree& tree = tree_of_warp();
+    if (lane_id() == 0) tree.count = 0;
     State total = Op::none();
 #pragma unroll 1
     for (int pass = once ? 1 : 0; pass < 2; ++pass) {
@@ -251,7 +212,21 @@ template <class Op> struct WalkedRows {
         }
       }
 #pragma unroll 1
-      for (int64_t leaf = first; leaf < end; ++leaf) result(item, leaf * kLeaf, pass, once, total);
+      for (int64_t leaf = first; leaf < end; ++leaf)
+        look(item, leaf * kLeaf, [&](const State& state, const auto& seen, auto& held, int size) {
+          if (pass == 0) {
+            if (lane_id() == 0) tree.push(state, merge);
+            return;
+          }
+          const auto row = row_at(item, once ? state : total);
+          if (leaf == 0 && lane_id() == 0) Op::write(row, memory_of(call), item.value);
+          if constexpr (Op::kMaps) {
+            const auto at = Op::at(row, state);
+            each_row(item, leaf * kLeaf, size, held, Op::kSums > 0, [&](const Eight& x, int64_t position, int count) {
+              map(item, position, kLanes, count, x, seen, at);
+            });
+          }
+        });
     }
   }
 };
@@ -268,12 +243,12 @@ template <class Op> __device__ __forceinline__ void clear_others(const RowwiseSe
 
 template <class Op>
 __global__ void __launch_bounds__(segment_runs::kThreads)
-    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   __shared__ typename WalkedRows<Op>::Shared shared;
-  __shared__ RowwiseBlock::Lists lists;
-  const RowwiseBlock block(call.of, call.layout, runs, lists, nullptr);
   const WalkedRows<Op> rows{call, &shared};
-  each_walk(block, [&](const SegmentRow& row) { rows.walk(row); });
+  each_listed(
+      call.of, call.layout.rows, runs, list, true, blockIdx.x, gridDim.x,
+      [&](int64_t n) { return !RowwiseBlock::holds(runs, n); }, [&](const SegmentRow& row) { rows.walk(row); });
 }
 
 }  // namespace torchreduce::gpu

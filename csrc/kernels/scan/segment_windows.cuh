@@ -217,7 +217,7 @@ template <class Result> __device__ __forceinline__ void clear_others(const ScanS
 
 template <class S, bool kReverse>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
-    scan_segment_windows(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    scan_segment_windows(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   using Window = SegmentWindow<S, kReverse>;
   __shared__ typename Window::Held held[segment_runs::kWarps];
   clear_others<typename S::Result>(call);
@@ -238,6 +238,10 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
     const bool falls = ballot(length < 0) != 0;
     const int n = length < 0 ? 0 : length > kTile ? kTile + 1 : int(length), groups = (n + kGroup - 1) / kGroup;
     const uint32_t longs = ballot(n > kTile);
+    if (longs && mine.row == 0) {
+      list_segments(runs, list, n > kTile && length <= runs.room, false, first + lane);
+      list_segments(runs, list, length > runs.room, true, first + lane);
+    }
     LaneSegment own{begin, n, n > kTile ? 2 * kLanes : groups};
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) {
@@ -293,30 +297,24 @@ template <class S> struct TilesBefore {
 
 template <class S, bool kReverse>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
-    scan_segment_tiles(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    scan_segment_tiles(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   using Acc = typename S::Acc;
   using Window = SegmentWindow<S, kReverse>;
   __shared__ typename Window::Held held[segment_runs::kWarps];
   __shared__ typename TilesBefore<S>::Slots slots[segment_runs::kWarps];
-  const SegmentsOfWarp mine(call.of, call.layout, runs);
-  if (mine.first >= mine.last) return;
-  Window window{call, held[threadIdx.x / kLanes]};
-  window.begin(mine.row);
-  const int lane = lane_id(), shift = call.exclusive;
-#pragma unroll 1
-  for (int64_t s = mine.first; s < mine.last; ++s) {
-    const int64_t begin = offset_within(global(call.of.data), call.of.dtype, s, call.of.length);
-    const int64_t end = offset_within(global(call.of.data), call.of.dtype, s + 1, call.of.length);
-    if (end - begin <= kTile || end - begin > runs.room) continue;
-    const int n = int(end - begin);
+  const int lane = lane_id(), shift = call.exclusive, warp = int(threadIdx.x) / kLanes;
+  Window window{call, held[warp]};
+  const auto walk = [&](const SegmentRow& at) {
+    window.begin(at.row);
+    const int n = int(at.length);
     typename S::Wide carry = S::wide_absent();
     if constexpr (S::kInputs == 2)
-      if (call.in.more[1]) carry = S::initial(window.initial(mine.row, s));
-    TilesBefore<S> tiles{slots[threadIdx.x / kLanes]};
+      if (call.in.more[1]) carry = S::initial(window.initial(at.row, at.segment));
+    TilesBefore<S> tiles{slots[warp]};
 #pragma unroll 1
     for (int tile = 0; tile < n; tile += kTile) {
       const int all = n - tile < kTile ? n - tile : kTile;
-      const int64_t from = kReverse ? end - tile - all : begin + tile;
+      const int64_t from = kReverse ? at.begin + n - tile - all : at.begin + tile;
       const typename Window::Group group{0, lane * kGroup < all ? lane : 0, 0, all, lane * kGroup < all};
       typename S::Item items[kGroup];
       typename S::Result results[kGroup];
@@ -330,10 +328,14 @@ __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Resul
       window.store(window.out + from + (kReverse ? -shift : shift), kReverse ? lost : 0, kReverse ? all : all - lost);
       if constexpr (kHasStart<S>)
         if (shift && tile == 0 && lane == 0)
-          store_as(call.out.dtype, global(call.out.values), window.out + (kReverse ? end - 1 : begin), S::start());
+          store_as(call.out.dtype, global(call.out.values), window.out + at.begin + (kReverse ? n - 1 : 0), S::start());
       if (tile + all < n) tiles.push(shuffle(upto, kLanes - 1));
     }
-  }
+  };
+  const int64_t first = int64_t(blockIdx.x) * segment_runs::kWarps + warp;
+  each_listed(
+      call.of, call.layout.rows, runs, list, false, first, int64_t(gridDim.x) * segment_runs::kWarps,
+      [&](int64_t n) { return n > kTile && n <= runs.room; }, walk);
 }
 
 }  // namespace torchreduce::gpu
