@@ -1112,6 +1112,21 @@ MUTANTS = (
         "scan_segments", ("scan_segments",), every=1,
     ),
     Mutant(
+        "a warp lists its long segments in one place, to be scanned", "kernels/tile/segment_runs.cuh",
+        "bits_set(mine & ((uint32_t(1) << lane_id()) - 1));", "0;",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "groups of a window have what precedes another segment's", "kernels/scan/segment_windows.cuh",
+        "sklansky_of_any<S>(upto, group.number, width);", "sklansky_of_any<S>(upto, lane_id(), width);",
+        "scan_segments", ("scan_segments",), every=1,
+    ),
+    Mutant(
+        "a team of lanes adds the other teams' elements", "kernels/rowwise/walked_segments.cuh",
+        "for (int d = kGroup; d < kTeam; d *= 2) sum", "for (int d = kGroup; d < kLanes; d *= 2) sum",
+        "rowwise_segments", ("rowwise_segments",), every=1,
+    ),
+    Mutant(
         "the warps of a block have leaves that are no subtrees", "kernels/rowwise/walked_segments.cuh",
         "while (each * kWarps < leaves) each *= 2;", "each = (leaves + kWarps - 1) / kWarps;",
         "rowwise_segments", ("rowwise_segments",), every=1,

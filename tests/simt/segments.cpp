@@ -54,6 +54,8 @@ const Lengths kMany = [] {
   return lengths;
 }();
 const Lengths kMiddle = {40, 200, 0, 90, 257, 31, 33, 64}, kWide = {500, 256, 1025, 255, 1999, 0, 700};
+// Of one column: about as many as two sizes of teams have room for, and more.
+const Lengths kForty = {30, 64, 0, 65, 33, 7, 50, 1}, kEighty = {100, 128, 0, 129, 31, 64, 10, 90, 77, 128};
 constexpr int64_t kSkipped = 3;
 
 // `count` segments without repeats, and only every `step`th with a place: their keys have 1, 2 and 4 bytes.
@@ -415,6 +417,8 @@ long check_segments(uint32_t seed, long every, bool few) {
           Case{dtype, 3, 0, 1, 1, Values::NegativeZeros, kMixed}, Case{dtype, 4, 0, 0, 1, Values::Hostile, kMany},
           Case{dtype, 2, 0, 0, 1, Values::Plain, kMiddle}, Case{dtype, 1, 0, 5, 2, Values::Plain, kWide},
           Case{dtype, 8, 0, 1, 1, Values::NegativeZeros, kMixed}, Case{dtype, 132, 4, 4, 1, Values::Hostile, kMixed},
+          Case{dtype, 1, 0, 1, 1, Values::Hostile, kMany}, Case{dtype, 1, 0, 2, 1, Values::Hostile, kForty},
+          Case{dtype, 1, 0, 0, 1, Values::NegativeZeros, kEighty}, Case{dtype, 1, 0, 3, 1, Values::Hostile, kMiddle},
           Case{dtype, 1, 0, 0, 2, Values::Plain, kOne}, Case{dtype, 100, 0, 0, 132, Values::Hostile, kFewLeaves},
           Case{dtype, 20, 0, 0, 2, Values::NegativeZeros, no_repeats(200, 1)},
           Case{dtype, 12, 1, 0, 132, Values::Hostile, no_repeats(300, 2)},

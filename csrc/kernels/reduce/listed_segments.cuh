@@ -100,9 +100,9 @@ __device__ __forceinline__ int most_packed_rows(const SegmentReduction& call, in
   const int room = segments::staged_rows(size_of(call.in.dtype), int(call.inner));
   return all > int64_t(segments::kMostFills) * room ? segments::kShort : room < kLeaf ? room : kLeaf;
 }
-// The same of segment number s; packed: how many segments a block has there, or 0.
-__device__ __forceinline__ int most_rows(const SegmentReduction& call, int packed, int64_t s) {
-  if (!packed) return segments::kShort;
+// The same of segment number s; packed: how many segments a block has there, or 0: then `most`, whatever s is.
+__device__ __forceinline__ int most_rows(const SegmentReduction& call, int packed, int most, int64_t s) {
+  if (!packed) return most;
   const int64_t outer = s / call.segments, first = (s - outer * call.segments) / packed * packed;
   return most_packed_rows(call, call.begin(segments::least(first + packed, call.segments)) - call.begin(first));
 }
@@ -196,7 +196,8 @@ __device__ __forceinline__ void reduce_alone(const SegmentReduction& call, const
 // values of these parts, [warp][lane].
 template <class Op>
 __global__ void __launch_bounds__(segments::kThreads)
-    fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work, int packed) {
+    fold_segment_leaves(TR_GRID_CONSTANT SegmentReduction call, TR_GRID_CONSTANT segments::Work work, int packed,
+                        int most) {
   using namespace segments;
   using Near = typename Op::Near;
   using Column = Columns<Op, 1>;
@@ -207,7 +208,7 @@ __global__ void __launch_bounds__(segments::kThreads)
 #pragma unroll 1
     for (int64_t s = int64_t(blockIdx.x) * kParts + part; s < segment_count(call); s += int64_t(gridDim.x) * kParts) {
       const SegmentAt of = segment_at(call, s);
-      if (of.rows <= most_rows(call, packed, s)) continue;
+      if (of.rows <= most_rows(call, packed, most, s)) continue;
 #pragma unroll 1
       for (int64_t column = 0; column < call.inner; ++column) reduce_alone<Op>(call, of, column);
     }

@@ -1,5 +1,6 @@
 // Launches of reductions by segments, and by an index.
 #include "kernels/common/gpu.h"
+#include "lone_segments.cuh"
 #include "packed_segments.cuh"
 #include "segment_columns.cuh"
 #include "segment_index.cuh"
@@ -14,11 +15,25 @@ static const char* last_error() {
 
 // ---- sums and extremes of floats ----------------------------------------------------------------------------------------
 
+template <class Op>
+static void launch_lone(const SegmentReduction& call, const SegmentPlan& plan, const segments::Work& work,
+                        Queue queue) {
+  const auto enqueue_kernel = [&](auto kernel) {
+    enqueue(kernel, plan.blocks, segments::kThreads, 0, queue, call, plan.each, plan.most, work);
+  };
+  switch (plan.room) {
+    case 32: return enqueue_kernel(reduce_lone_segments<Op, 8, 4>);
+    case 64: return enqueue_kernel(reduce_lone_segments<Op, 8, 8>);
+    case 128: return enqueue_kernel(reduce_lone_segments<Op, 16, 8>);
+    default: enqueue_kernel(reduce_lone_segments<Op, 32, 8>);
+  }
+}
 template <class Op, int V>
 static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan, const segments::Work& work,
                            Queue queue) {
   constexpr int kThreads = segments::kThreads;
-  if (plan.way == SegmentWay::Packed)
+  if (plan.way == SegmentWay::Lone) launch_lone<Op>(call, plan, work, queue);
+  else if (plan.way == SegmentWay::Packed)
     enqueue(reduce_packed_segments<Op>, plan.blocks, kThreads, 0, queue, call, plan.each, plan.team, work);
   else enqueue(reduce_short_segments<Op, V>, plan.blocks, kThreads, 0, queue, call, plan.team, plan.across, work);
   if (!plan.leaf_blocks) return;
@@ -26,7 +41,7 @@ static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan
     enqueue(reduce_segment_leaves<Op, V>, plan.leaf_blocks, kThreads, 0, queue, call, plan.leaf_team, work);
   else enqueue(reduce_narrow_leaves<Op, V>, plan.leaf_blocks, kThreads, 0, queue, call, work);
   const int packed = plan.way == SegmentWay::Packed ? plan.each : 0;
-  enqueue(fold_segment_leaves<Finishing<Op>>, plan.fold_blocks, kThreads, 0, queue, call, work, packed);
+  enqueue(fold_segment_leaves<Finishing<Op>>, plan.fold_blocks, kThreads, 0, queue, call, work, packed, plan.most);
 }
 template <class Op>
 static void launch_columns(const SegmentReduction& call, const SegmentPlan& plan, const segments::Work& work,

@@ -10,6 +10,7 @@ namespace torchreduce {
 
 // Which kernels serve a call.
 enum class SegmentWay : uint8_t {
+  Lone,     // lone_segments.cuh: one column, rows next to each other
   Packed,   // packed_segments.cuh: few columns, rows next to each other
   Columns,  // segment_columns.cuh: sums and extremes of floats
   Any,      // segment_rows.cuh
@@ -19,7 +20,9 @@ struct SegmentPlan {
   SegmentWay way = SegmentWay::Any;
   int columns = 1;        // neighbouring ones of a thread, but in packed ones
   int team = 32;          // threads that have a row of short segments, or one segment: a power of two
-  int each = 1;           // packed: segments of a block
+  int each = 1;           // packed: segments of a block; lone: of a warp
+  int room = 32;          // lone: elements that a team has room for
+  int most = 128;         // rows of a segment that is not listed, but in packed ones
   bool together = false;  // any: a block has a segment and the columns of a team, else each of its warps
   int across = 1;         // columns: blocks that share the columns of short segments
   int64_t blocks = 1;     // of short segments
@@ -111,6 +114,18 @@ inline void plan_packed(const SegmentReduction& call, SegmentPlan& p) {
   p.each = int(std::clamp<int64_t>(3 * staged_rows(size_of(call.in.dtype), int(call.inner)) / mean, 1, kMostEach));
   p.blocks = call.outer * ceil_div(call.segments, p.each);
 }
+inline void plan_lone(const SegmentReduction& call, const DeviceFacts& device, SegmentPlan& p) {
+  const int64_t mean = std::max<int64_t>(1, call.rows / std::max<int64_t>(1, call.segments));
+  p.way = SegmentWay::Lone;
+  p.room = int(std::clamp<int64_t>(power_of_two(mean * 3 / 2), 32, kResidues));
+  // What a warp has at most should not be many times the mean.
+  const bool are_long = mean > kLeaf;
+  p.most = are_long ? kShort : int(std::clamp<int64_t>(4 * power_of_two(mean), kResidues, kLeaf));
+  const int64_t warps = 32 * std::max(1, device.multiprocessors);
+  const int64_t few = std::max<int64_t>(1, call.outer * call.segments / warps);
+  p.each = int(std::min(few, are_long ? kTeam : std::clamp<int64_t>(kLeaf / mean, 4, 4 * kTeam)));
+  p.blocks = ceil_div(call.outer * ceil_div(call.segments, p.each), kThreads / kTeam);
+}
 inline int columns_of_thread(const SegmentReduction& call) {
   const int size = size_of(call.in.dtype);
   const auto word = [&](const void* x) { return reinterpret_cast<uintptr_t>(x) % (kColumns * size) == 0; };
@@ -160,7 +175,8 @@ inline SegmentPlan plan(const SegmentReduction& call, const DeviceFacts& device)
   p.columns = segments::columns_of_thread(call);
   // Rows of whole words that are few are read as fast from where they are.
   const bool few = call.rows <= 64 * call.segments && p.columns > 1;
-  if (segments::are_packed(call) && !few) segments::plan_packed(call, p);
+  if (segments::are_packed(call) && call.inner == 1) segments::plan_lone(call, device, p);
+  else if (segments::are_packed(call) && !few) segments::plan_packed(call, p);
   else segments::plan_columns(call, device, p);
   segments::plan_leaves(call, device, p);
   return p;

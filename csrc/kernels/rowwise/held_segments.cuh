@@ -7,7 +7,7 @@
 // results are made with, [place]. A thread has every 256th slot, and every 256th segment of one short leaf; a warp has
 // every eighth of the others.
 #pragma once
-#include "segment_leaves.cuh"
+#include "walked_segments.cuh"
 
 namespace torchreduce::gpu {
 
@@ -279,23 +279,19 @@ __device__ __forceinline__ void rows_of(const RowwiseSegments& call, int64_t row
 
 template <class Op>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename FloatOf<Op>::type) == 4 ? 4 : 2)
-    rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    rowwise_segment_runs(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   using namespace segment_runs;
   using F = typename FloatOf<Op>::type;
   TR_DYNAMIC_SHARED(memory, kAlignment);
   __shared__ RowwiseBlock::Lists lists;
   __shared__ RowRun rows[4];
   const Layout& l = call.layout;
-  if constexpr (Op::kMaps)
-    clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
-      const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
-      store_as(call.out_dtype, global(call.out), at, F(0));
-    });
+  clear_others<Op>(call);
   const SharedParts parts(memory, runs, int(sizeof(F)), Op::kInputs, int(sizeof(F)));
   RowwiseBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
   if (threadIdx.x == 0) rows_of<Op>(call, block.row, rows);
-  block.list();
+  block.list(list);
   HeldRows<Op> held{call, block, {}, reinterpret_cast<F*>(parts.slots), nullptr, nullptr};
 #pragma unroll
   for (int i = 0; i < Op::kInputs; ++i)

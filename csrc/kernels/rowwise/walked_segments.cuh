@@ -9,18 +9,18 @@
 
 namespace torchreduce::gpu {
 
-// The tree over the residues of a warp, lane + 32 k; every lane gets it.
-template <class F> __device__ __forceinline__ F residues_sum(F (&v)[kGroup]) {
+// The tree over the residues of a team of lanes, lane + kTeam * k; every lane gets it.
+template <int kTeam = kLanes, class F> __device__ __forceinline__ F residues_sum(F (&v)[kGroup]) {
   F sum = transposed_trees<Added<F>, kGroup, 1>(v, lane_id(), false);  // of k = lane % 8
 #pragma unroll
-  for (int d = kGroup; d < kLanes; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
+  for (int d = kGroup; d < kTeam; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
 #pragma unroll
   for (int d = 1; d < kGroup; d *= 2) sum = sum + shuffle(sum, lane_id() ^ d);
   return sum;
 }
-template <class F> __device__ __forceinline__ F warp_greatest(F found) {
+template <int kTeam = kLanes, class F> __device__ __forceinline__ F warp_greatest(F found) {
 #pragma unroll
-  for (int d = 1; d < kLanes; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
+  for (int d = 1; d < kTeam; d *= 2) found = greatest(found, shuffle(found, lane_id() ^ d));
   return found;
 }
 
@@ -231,14 +231,24 @@ template <class Op> struct WalkedRows {
   }
 };
 
+// Writes 0 to the elements of no segment.
+template <class Op> __device__ __forceinline__ void clear_others(const RowwiseSegments& call) {
+  const Layout& l = call.layout;
+  if constexpr (Op::kMaps)
+    clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
+      const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
+      store_as(call.out_dtype, global(call.out), at, typename FloatOf<Op>::type(0));
+    });
+}
+
 template <class Op>
 __global__ void __launch_bounds__(segment_runs::kThreads)
-    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    rowwise_segment_walks(TR_GRID_CONSTANT RowwiseSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   __shared__ typename WalkedRows<Op>::Shared shared;
-  __shared__ RowwiseBlock::Lists lists;
-  const RowwiseBlock block(call.of, call.layout, runs, lists, nullptr);
   const WalkedRows<Op> rows{call, &shared};
-  each_walk(block, [&](const SegmentRow& row) { rows.walk(row); });
+  each_listed(
+      call.of, call.layout.rows, runs, list, true, blockIdx.x, gridDim.x,
+      [&](int64_t n) { return !RowwiseBlock::holds(runs, n); }, [&](const SegmentRow& row) { rows.walk(row); });
 }
 
 }  // namespace torchreduce::gpu

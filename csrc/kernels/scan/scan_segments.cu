@@ -12,6 +12,7 @@
 #include "kernels/tile/segment_runs.cuh"
 #include "rows.cuh"
 #include "scan_segments.h"
+#include "segment_windows.cuh"
 
 namespace torchreduce::gpu {
 
@@ -200,22 +201,19 @@ __device__ __forceinline__ void rows_of(const ScanSegments& call, int64_t row, R
 
 template <class S>
 __global__ void TR_BLOCKS_BOUND(segment_runs::kThreads, sizeof(typename S::Result) == 4 && S::kInputs == 1 ? 4 : 2)
-    scan_segment_runs(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    scan_segment_runs(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   using namespace segment_runs;
   using Result = typename S::Result;
   TR_DYNAMIC_SHARED(memory, kAlignment);
   __shared__ ScanBlock::Lists lists;
   __shared__ RowRun rows[3];
   const Layout& l = call.layout;
-  clear_others(call.of, l.rows, [&](int64_t row, int64_t i) {
-    const int64_t at = row_start(l, row).out + (l.reduced ? i * l.out[l.kept] : 0);
-    store_as(call.out.dtype, global(call.out.values), at, Result(0));
-  });
+  clear_others<Result>(call);
   const SharedParts parts(memory, runs, int(sizeof(Result)), S::kInputs, int(sizeof(typename S::Acc)));
   ScanBlock block(call.of, l, runs, lists, parts.places);
   if (block.count == 0) return;
   if (threadIdx.x == 0) rows_of<S>(call, block.row, rows);
-  block.list();
+  block.list(list);
   const auto staged = [&](int k) -> StagedRuns<Result> {
     return {reinterpret_cast<Result*>(parts.items[k]), runs.room, block.rows, block.rows_log2};
   };
@@ -358,35 +356,43 @@ template <class S> struct WalkedScan {
 
 template <class S>
 __global__ void __launch_bounds__(segment_runs::kThreads)
-    scan_segment_walks(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs) {
+    scan_segment_walks(TR_GRID_CONSTANT ScanSegments call, TR_GRID_CONSTANT SegmentRuns runs, SegmentList list) {
   __shared__ typename WalkedScan<S>::Shared shared;
-  __shared__ ScanBlock::Lists lists;
-  const ScanBlock block(call.of, call.layout, runs, lists, nullptr);
   const WalkedScan<S> scan{call, shared};
-  each_walk(block, [&](const SegmentRow& row) { scan.walk(row); });
+  each_listed(
+      call.of, call.layout.rows, runs, list, true, blockIdx.x, gridDim.x,
+      [&](int64_t n) { return !ScanBlock::holds(runs, n); }, [&](const SegmentRow& row) { scan.walk(row); });
 }
 
-template <class S> static void launch(const PlannedScanSegments& call, Queue queue) {
-  const auto enqueue_kernel = [&](auto kernel, int shared) {
-    enqueue(kernel, call.plan.blocks, segment_runs::kThreads, shared, queue, static_cast<const ScanSegments&>(call),
-            call.plan);
+template <class S> static void launch(const PlannedScanSegments& call, void* workspace, Queue queue) {
+  const SegmentRuns& plan = call.plan;
+  const SegmentList list(workspace);
+  const auto enqueue_kernel = [&](auto kernel, int64_t blocks, int shared) {
+    enqueue(kernel, blocks, segment_runs::kThreads, shared, queue, static_cast<const ScanSegments&>(call), plan, list);
   };
-  enqueue_kernel(scan_segment_runs<S>, call.plan.shared);
-  if (segment_runs::walks(call.of, call.plan)) enqueue_kernel(scan_segment_walks<S>, 0);
+  if (plan.listed) (void)gpuMemsetAsync(list.counts, 0, 2 * sizeof(*list.counts), queue.stream);
+  if (!plan.by_warps) {
+    enqueue_kernel(scan_segment_runs<S>, plan.blocks, plan.shared);
+  } else {
+    enqueue_kernel(call.reverse ? scan_segment_windows<S, true> : scan_segment_windows<S, false>, plan.blocks, 0);
+    if (plan.listed)
+      enqueue_kernel(call.reverse ? scan_segment_tiles<S, true> : scan_segment_tiles<S, false>, plan.list_blocks, 0);
+  }
+  if (segment_runs::walks(call.of, plan)) enqueue_kernel(scan_segment_walks<S>, plan.list_blocks, 0);
 }
 
-const char* scan_segments(const PlannedScanSegments& call, void*, void* stream) {
+const char* scan_segments(const PlannedScanSegments& call, void* workspace, void* stream) {
   const Queue queue{static_cast<gpuStream_t>(stream)};
   const Dtype accumulator = call.in.accumulator;
   if (call.op == Scan::LinearScan) {
-    if (accumulator == Dtype::F64) launch<LinearScan<double>>(call, queue);
-    else launch<LinearScan<float>>(call, queue);
+    if (accumulator == Dtype::F64) launch<LinearScan<double>>(call, workspace, queue);
+    else launch<LinearScan<float>>(call, workspace, queue);
   } else if (accumulator == Dtype::I64) {
-    launch<CumSum<int64_t>>(call, queue);
+    launch<CumSum<int64_t>>(call, workspace, queue);
   } else if (accumulator == Dtype::F64) {
-    launch<CumSum<double>>(call, queue);
+    launch<CumSum<double>>(call, workspace, queue);
   } else {
-    launch<CumSum<float>>(call, queue);
+    launch<CumSum<float>>(call, workspace, queue);
   }
   const gpuError_t error = gpuGetLastError();
   return error == gpuSuccess ? nullptr : gpuGetErrorString(error);

@@ -37,6 +37,42 @@ struct SharedParts {
 // Places that a block has for what belongs to segments (SegmentBlock::place_of).
 __device__ __forceinline__ int places(const SegmentRuns& runs) { return (runs.each + runs.slots / 32 + 1) * runs.rows; }
 
+// ---- segments that are left to the next kernels ----------------------------------------------------------------------
+
+__device__ __forceinline__ SegmentRow segment_of(const SegmentOffsets& of, int64_t segment, int64_t row) {
+  const int64_t begin = offset_within(global(of.data), of.dtype, segment, of.length);
+  const int64_t end = offset_within(global(of.data), of.dtype, segment + 1, of.length);
+  return {segment, row, begin, end > begin ? end - begin : 0};
+}
+// Lists those of a warp's lanes that are `left`, walked or not.
+__device__ __forceinline__ void list_segments(const SegmentRuns& runs, const SegmentList& list, bool left, bool walked,
+                                              int64_t segment) {
+  const uint32_t mine = ballot(left);
+  if (!mine) return;
+  uint64_t first = 0;
+  if (lane_id() == 0)
+    first = atomicAdd(reinterpret_cast<unsigned long long*>(global(list.counts + walked)), uint64_t(bits_set(mine)));
+  const int64_t at = int64_t(shuffle(first, 0)) + bits_set(mine & ((uint32_t(1) << lane_id()) - 1));
+  if (left && at < runs.listed) global(list.segments)[walked ? runs.listed - 1 - at : at] = segment;
+}
+// Calls with(a segment of a row) for all those of which number `first`, and each `step`th from there, is the caller's.
+// is_left(length): whether a segment is one of them.
+template <class IsLeft, class With>
+__device__ __forceinline__ void each_listed(const SegmentOffsets& of, int64_t rows, const SegmentRuns& runs,
+                                            const SegmentList& list, bool walked, int64_t first, int64_t step,
+                                            IsLeft is_left, With with) {
+  const uint64_t* const counts = global(list.counts);
+  const bool all_listed = int64_t(counts[0] + counts[1]) <= runs.listed;
+  const int64_t count = all_listed ? int64_t(counts[walked]) : of.count;
+#pragma unroll 1
+  for (int64_t i = first; i < count * rows; i += step) {
+    const int64_t number = rows == 1 ? i : i / rows;
+    const int64_t* const listed = global(list.segments) + (walked ? runs.listed - 1 - number : number);
+    const SegmentRow row = segment_of(of, all_listed ? *listed : number, i - number * rows);
+    if (is_left(row.length)) with(row);
+  }
+}
+
 // ---- the segments of a block -----------------------------------------------------------------------------------------
 
 // Neighbouring ones of which a block holds all elements at once. Their first element and slot are number 0.
@@ -90,13 +126,16 @@ template <class SlotsOf> struct SegmentBlock {
     while (1 << rows_log2 < runs.rows) ++rows_log2;
   }
 
-  __device__ __forceinline__ bool holds(int64_t n) const { return n <= runs.room && SlotsOf()(int(n)) <= runs.slots; }
+  __device__ __forceinline__ static bool holds(const SegmentRuns& runs, int64_t n) {
+    return n <= runs.room && SlotsOf()(int(n)) <= runs.slots;
+  }
+  __device__ __forceinline__ bool holds(int64_t n) const { return holds(runs, n); }
   __device__ __forceinline__ int64_t length(int s) const {
     return lists.begin[s + 1] > lists.begin[s] ? lists.begin[s + 1] - lists.begin[s] : 0;
   }
 
-  // Looks at the segments. By the block.
-  __device__ __forceinline__ void list() {
+  // Looks at the segments, and lists those that are not held. By the block.
+  __device__ __forceinline__ void list(const SegmentList& left) {
     const int t = int(threadIdx.x), warp = t / kLanes, lane = lane_id();
     const void* const offsets = global(of.data);
     for (int i = t; i <= count; i += kThreads) lists.begin[i] = offset_within(offsets, of.dtype, first + i, of.length);
@@ -108,6 +147,7 @@ template <class SlotsOf> struct SegmentBlock {
       slots = holds(n) ? SlotsOf()(int(n)) : 0;
       fall = lists.begin[t + 1] < lists.begin[t];
     }
+    list_segments(runs, left, t < count && row == 0 && !holds(length(t)), true, first + t);
     int upto = slots;
 #pragma unroll
     for (int d = 1; d < kLanes; d *= 2) {
@@ -195,28 +235,19 @@ template <class SlotsOf> struct SegmentBlock {
   }
 };
 
-// Calls walk(row) for each segment of each row of the block that is not held. By the block.
-template <class Block, class Walk> __device__ __forceinline__ void each_walk(const Block& block, Walk walk) {
-  constexpr int kWarps = segment_runs::kWarps;
-  __shared__ uint32_t walked[kWarps];
-  const SegmentOffsets& of = block.of;
-  const auto row_of = [&](int s, int row) -> SegmentRow {
-    const void* const offsets = global(of.data);
-    const int64_t begin = offset_within(offsets, of.dtype, block.first + s, of.length);
-    const int64_t end = offset_within(offsets, of.dtype, block.first + s + 1, of.length);
-    return {block.first + s, block.row + row, begin, end > begin ? end - begin : 0};
-  };
-  const int t = int(threadIdx.x);
-  const uint32_t found = ballot(t < block.count && !block.holds(row_of(t < block.count ? t : 0, 0).length));
-  if (lane_id() == 0) walked[t / kLanes] = found;
-  __syncthreads();
-#pragma unroll 1
-  for (int s = 0; s < block.count; ++s) {
-    if (!(walked[s / kLanes] >> (s % kLanes) & 1)) continue;
-#pragma unroll 1
-    for (int row = 0; row < block.rows; ++row) walk(row_of(s, row));
+// The segments of a warp: those from `first` to `last`.
+struct SegmentsOfWarp {
+  int64_t row, first, last;
+
+  __device__ __forceinline__ SegmentsOfWarp(const SegmentOffsets& of, const Layout& l, const SegmentRuns& runs) {
+    const int each = (runs.each + segment_runs::kWarps - 1) / segment_runs::kWarps;
+    const int64_t chunk = l.rows == 1 ? blockIdx.x : blockIdx.x / l.rows, end = (chunk + 1) * runs.each;
+    row = blockIdx.x - chunk * l.rows;
+    first = chunk * runs.each + int(threadIdx.x) / kLanes * each;
+    last = first + each < end ? first + each : end;
+    last = last < of.count ? last : of.count;
   }
-}
+};
 
 // Writes 0 to the elements of no segment: zero(row, index along the dim), by all threads of all blocks.
 template <class Zero>

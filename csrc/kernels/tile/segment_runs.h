@@ -2,7 +2,8 @@
 //
 // A block has neighbouring segments, of one row or of a few that lie side by side, and holds their elements in shared
 // memory, run by run: as many of its segments as there is room for. What a thread does at a time is a slot, of at most
-// eight elements of one segment. A segment that no block has room for is walked by a block, in a launch of its own.
+// eight elements of one segment. Longer segments than the first kernel of a call has room for are listed: the next ones
+// take them from there.
 #pragma once
 #include "numerics/order.h"
 #include "plan/plan.h"
@@ -16,12 +17,27 @@ struct SegmentRuns {
   int rows = 1;             // rows of a block: a power of two
   int room = 0;             // elements of each row that it holds
   int slots = 0;            // and slots
+  bool by_warps = false;    // each warp of a block has a part of its segments
+  int team = 32;            // lanes that share one of those
+  int most = 0;             // elements of a segment that is not listed, whatever it is like
   int64_t row_blocks = 1;   // blocks that have the same segments
   int64_t line_blocks = 1;  // of those, the ones that have rows of one innermost dim
   int64_t blocks = 1;
   int shared = 0;
+  int64_t listed = 0;       // segments that the list has room for
+  int64_t list_blocks = 0;  // that take them from there, at most
 };
-inline int64_t workspace_bytes(const SegmentRuns&) { return 0; }
+// What the workspace holds. Segments are in any order: from the start those of up to SegmentRuns::room elements, from
+// the end those that are walked. Offsets that fall may have more of them than there is room for: then all are looked
+// at.
+struct SegmentList {
+  uint64_t* counts;  // of both
+  int64_t* segments;
+
+  explicit SegmentList(void* workspace)
+      : counts(static_cast<uint64_t*>(workspace)), segments(static_cast<int64_t*>(workspace) + 2) {}
+};
+inline int64_t workspace_bytes(const SegmentRuns& runs) { return runs.listed ? (runs.listed + 2) * 8 : 0; }
 
 namespace segment_runs {
 
@@ -34,6 +50,7 @@ constexpr int kMostBytes = 60 << 10, kDeclared = 4 << 10;  // shared memory: whe
 constexpr int kMostRows = 8;
 constexpr int64_t kClearedByThread = 64;    // elements of no segment, if there are none else
 constexpr int64_t kMostClearing = 1 << 10;  // blocks that are started for those
+constexpr int64_t kListBlocks = 16;         // of a multiprocessor, for what is listed
 
 // Bytes of what a kernel keeps: of an element of all inputs together, of a slot, and of a segment of a row.
 struct Kept { int element, inputs, slot, segment; };
@@ -52,6 +69,14 @@ constexpr int shared_bytes(int room, const Kept& kept) {
   return kept.inputs * aligned_up(staged_items(room, kept.element) * kept.element) +
          aligned_up(slots_of_room(room) * 4) + aligned_up(slots_of_room(room) * kept.slot) +
          aligned_up(places_of_room(room) * kept.segment);
+}
+
+// Room for the segments that are listed: those of more than `most` elements.
+inline void plan_list(const SegmentOffsets& of, const Layout& l, int most, const DeviceFacts& device,
+                      SegmentRuns& runs) {
+  runs.most = most;
+  runs.listed = of.length / (most + 1);
+  runs.list_blocks = std::min(kListBlocks * std::max(1, device.multiprocessors), runs.listed * l.rows);
 }
 
 // `across`: rows lie side by side in memory. Where segments are few, blocks have fewer of them.
@@ -80,13 +105,37 @@ inline SegmentRuns plan(const SegmentOffsets& of, const Layout& l, bool across, 
   runs.each = int(std::max<int64_t>(1, std::min(together, few)));
   const int64_t clearing = std::min(kMostClearing, ceil_div(of.length * l.rows, kClearedByThread * kThreads));
   runs.blocks = std::max(clearing, ceil_div(of.count, runs.each) * runs.row_blocks);
+  // No slot of a whole segment has fewer than four elements on average.
+  plan_list(of, l, std::min(runs.room, kOfSlot / 2 * runs.slots), device, runs);
   check_launch(runs.blocks, runs.shared, most);
   return runs;
 }
 
-// Whether there may be a segment that no block holds: no slot of a whole one has fewer than four elements on average.
+// Of rows whose elements are neighbours: warps with segments of their own, a team of lanes with one of at most `most`;
+// a warp walks one of up to `room`.
+inline SegmentRuns plan_warps(const SegmentOffsets& of, const Layout& l, int team, int most, int room,
+                              const DeviceFacts& device) {
+  SegmentRuns runs;
+  int leaves = 0;
+  take(forced_plan().leaves, leaves, 2, "leaves");
+  runs.by_warps = true;
+  runs.team = team;
+  runs.room = leaves ? std::min(room, leaves * kLeaf) : room;
+  runs.slots = slots_of_room(runs.room);
+  runs.row_blocks = l.rows;
+  // A warp lists all its long ones at once.
+  const int64_t few = ceil_div(of.count * l.rows, 2 * kWarps * std::max(1, device.multiprocessors));
+  runs.each = kWarps * int(std::clamp<int64_t>(few, 1, kThreads / kWarps));
+  const int64_t clearing = std::min(kMostClearing, ceil_div(of.length * l.rows, kClearedByThread * kThreads));
+  runs.blocks = std::max(clearing, ceil_div(of.count, runs.each) * l.rows);
+  plan_list(of, l, most, device, runs);
+  check_launch(runs.blocks, 0, 0);
+  return runs;
+}
+
+// Whether there may be a segment that a block walks.
 inline bool walks(const SegmentOffsets& of, const SegmentRuns& runs) {
-  return of.length > std::min(runs.room, kOfSlot / 2 * runs.slots);
+  return of.length > (runs.by_warps ? runs.room : runs.most);
 }
 
 }  // namespace segment_runs
