@@ -45,6 +45,7 @@ class Auditor:
         self._batch = batch_of(args, batch) if isinstance(batch, int) else batch
         self._args = args if self._batch is None or args else self._batch.take(list(range(self._batch.size)))
         self._rows = 0  # that hashes are kept for
+        self._counted = Counted()
         self._names, self._generators, self._result = Names(), Generators(), Audit()
         self._found: dict[tuple[Any, ...], list[tuple[Found, Run]]] = {}
         self._verdicts: dict[int, str] = {}
@@ -80,8 +81,9 @@ class Auditor:
 
     def _record_base(self, follows_rows: bool) -> Recorder:
         """The first run. Where rows are followed, a run of another number of rows comes before it, for its shapes."""
+        counting = self._counted if state.eager else None  # else in a run of its own, under the override
         if not follows_rows or self._batch is None:
-            return self._record(self._args, Recorder(self._names))
+            return self._record(self._args, Recorder(self._names, calling=counting))
         shapes: dict[Key, Call] = {}
         for _, rows in variations.other_sizes(self._batch):
             try:
@@ -90,7 +92,9 @@ class Auditor:
             except Exception:  # noted where the batch is varied: a batch norm takes no row alone
                 continue
         self._rows = self._batch.size if self._batch.follow is None else 0
-        return self._record(self._args, Recorder(self._names, shapes, Rows(self._batch), rows=self._rows))
+        return self._record(
+            self._args, Recorder(self._names, shapes, Rows(self._batch), calling=counting, rows=self._rows)
+        )
 
     def _recorder(self, run: Run) -> Recorder:
         of = run.relation.rows
@@ -209,11 +213,11 @@ class Auditor:
         return [Module(p, self._names.kinds.get(p, kind), verdicts.get(p, "equal")) for p in paths]
 
     def _coverage(self) -> list[Covered]:
-        """Of a run under the override: as it is, or as it would be with enable(cpu=True)."""
-        counted = Counted()
+        """Of a run under the override: the first one, or one with enable(cpu=True)."""
         try:
-            with nullcontext() if state.eager else enabled(cpu=True, compile=False):
-                self._record(self._args, Recorder(self._names, choose=None, calling=counted))
+            if not state.eager:
+                with enabled(cpu=True, compile=False):
+                    self._record(self._args, Recorder(self._names, choose=None, calling=self._counted))
         except Exception as error:
             self._result.notes.append(f"coverage: the function raised {type(error).__name__}: {error}")
-        return covered(counted.calls)
+        return covered(self._counted.calls)

@@ -343,13 +343,11 @@ class Above:
             for key in ("AutogradCPU", "AutogradCUDA", "BackendSelect", "FuncTorchBatched"):
                 aten(name)._uncache_dispatch(getattr(_C.DispatchKey, key))
 
-    def added(self, rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """The calls of rows, and these."""
-        none = dict.fromkeys(WHY, 0)
-        more = {
-            name: {why: rows.get(name, none)[why] + n for why, n in calls.items()} for name, calls in self.calls.items()
-        }
-        return {**rows, **more}
+    def counts(self) -> list[int]:
+        return [n for calls in self.calls.values() for n in calls.values()]
+
+    def places(self) -> list[tuple[str, str]]:
+        return [(name, why) for name, calls in self.calls.items() for why in calls]
 
     def kernel(self, name: str) -> Callable[..., Any]:
         serve, calls, op = SERVED[name], self.calls[name], aten(name)
