@@ -18,7 +18,7 @@ from .._autograd.reductions import _divide, rounded
 from .._core.dispatch import derivatives, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
 from ..determinism import level_code
-from . import state
+from . import pools, state
 from .products import is_served_on
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .rules import overload as aten
@@ -308,7 +308,11 @@ COMPOSITES: dict[str, Rule] = {
     "_weight_norm": _weight_norm,
     "cdist": _cdist,
 }
-SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in ABOVE["Gradients"]}, **COMPOSITES}
+SERVED: dict[str, Callable[..., Any]] = {
+    **{name: _with_gradient(name) for name in ABOVE["Gradients"]},
+    **COMPOSITES,
+    **pools.GRADIENTS,
+}
 
 # ---- what is registered ----------------------------------------------------------------------------------------------
 
