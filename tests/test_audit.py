@@ -631,7 +631,7 @@ def test_hashes_tell_zeros_nan_and_permutations():
 
 
 def test_a_run_under_audit_takes_at_most_four_times_the_runs_time():
-    """1.2 to 1.5 times at sizes like this (docs/audit.md); the rest is for a busy machine."""
+    """1.1 to 1.4 times at this size (docs/audit.md); the rest is for a busy machine."""
     model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512), nn.LayerNorm(512))
     x, names = torch.randn(512, 512), Names()
 
