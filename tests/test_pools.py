@@ -101,13 +101,17 @@ def test_second_gradients_and_transforms(name):
     assert_bitwise_equal(batched, alone)
 
 
-def test_compiled_gradients_are_eager_ones():
-    pool, _ = POOLS["adaptive_avg_pool2d"]
-    x = given().requires_grad_()
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "ceil"])
+def test_compiled_gradients_are_eager_ones(name, dynamic):
+    pool, _ = POOLS[name]
     with tr.enabled(cpu=True):
-        y = torch.compile(pool, backend="aot_eager", dynamic=False)(x)
-        (made,) = torch.autograd.grad(y, x, y.detach().cos())
-        assert_bitwise_equal(made, gradient(pool, x))
+        compiled = torch.compile(pool, backend="aot_eager", dynamic=dynamic)
+        for n in (4, 3):
+            x = given(n=n).requires_grad_()
+            y = compiled(x)
+            (made,) = torch.autograd.grad(y, x, y.detach().cos())
+            assert_bitwise_equal(made, gradient(pool, x))
 
 
 def test_a_pool_of_all_is_an_overridden_mean(device):

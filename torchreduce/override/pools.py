@@ -57,19 +57,18 @@ def _along(g: Tensor, dim: int, windows: _Windows) -> Tensor:
     return ops.sum(terms.masked_fill(~is_term, 0), dim + 1)
 
 
-def _spread(g: Tensor, x: Tensor, dims: int, divisor: int | None, of: Callable[[int], _Windows]) -> Tensor:
-    """The gradient of x, whose last dims are pooled, from that of the windows: of(i) are those of the last dims."""
+def _spread(g: Tensor, x: Tensor, dims: int, divisor: int | None, of: Callable[[int, int, int], _Windows]) -> Tensor:
+    """The gradient of x, whose last dims are pooled, from that of the windows: of(i, size, n) are those of the last
+    dims. Their sizes are fixed in compiled code."""
     if x.dtype != g.dtype:
         raise Torchs("dtype")
     if x.device != g.device:
         raise Torchs("kind")
     if g.dim() != x.dim() or x.dim() not in (dims + 1, dims + 2) or x.shape[:-dims] != g.shape[:-dims]:
         raise Torchs("dims")
-    if any(isinstance(n, torch.SymInt) for n in (*x.shape, *g.shape)):
-        raise Torchs("option")
-    if x.numel() == 0 or g.numel() == 0:
+    if any(not isinstance(n, torch.SymInt) and n == 0 for n in (*x.shape, *g.shape)):
         raise Torchs("empty")
-    windows = [of(i) for i in range(dims)]
+    windows = [of(i, int(x.shape[i - dims]), int(g.shape[i - dims])) for i in range(dims)]
     made = g.to(torch.promote_types(g.dtype, torch.float32))
     lengths = windows[0].lengths
     for each in windows[1:]:
@@ -86,7 +85,7 @@ def _spread(g: Tensor, x: Tensor, dims: int, divisor: int | None, of: Callable[[
 
 def _adaptive_gradient(dims: int) -> Callable[..., Tensor]:
     def gradient(g: Tensor, x: Tensor) -> Tensor:
-        return _spread(g, x, dims, None, lambda i: _adaptive(x.shape[i - dims], g.shape[i - dims], g.device))
+        return _spread(g, x, dims, None, lambda i, size, n: _adaptive(size, n, g.device))
 
     return gradient
 
@@ -101,9 +100,8 @@ def _avg_pool3d_gradient(
     kernel = _three(kernel)
     stride, padding = _three(stride, kernel), _three(padding)
 
-    def windows(i: int) -> _Windows:
-        sizes = x.shape[i - 3], g.shape[i - 3]
-        return _strided(*sizes, kernel[i], stride[i], padding[i], of_padding, g.device)
+    def windows(i: int, size: int, n: int) -> _Windows:
+        return _strided(size, n, kernel[i], stride[i], padding[i], of_padding, g.device)
 
     return _spread(g, x, 3, divisor, windows)
 
