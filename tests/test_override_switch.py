@@ -696,7 +696,7 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_torchs_pools_do_not_depend_on_the_batch_on_a_cpu(name):
-    """As promises() says of them: they are not overridden."""
+    """As promises() says of torch's own."""
     x = torch.randn(16, 6, 17, 13, generator=torch.Generator().manual_seed(0))
     threads, results = torch.get_num_threads(), []
     for n, layout, used in itertools.product((16, 4, 1), (torch.contiguous_format, torch.channels_last), (1, 2)):

@@ -98,5 +98,9 @@ const char* torchreduce_aten_name(int row) { return torchreduce::aten::rows()[si
 const char* torchreduce_aten_why(int why) {
   return why < torchreduce::aten::kReasons ? torchreduce::aten::kWhy[why] : nullptr;
 }
-uint64_t torchreduce_aten_calls(int row, int why) { return torchreduce::aten::rows()[size_t(row)].calls[size_t(why)]; }
+// The calls of all rows, one after the other, each by why.
+void torchreduce_aten_counts(uint64_t* calls) {
+  for (const torchreduce::aten::Row& row : torchreduce::aten::rows())
+    for (const std::atomic<uint64_t>& n : row.calls) *calls++ = n.load(std::memory_order_relaxed);
+}
 }

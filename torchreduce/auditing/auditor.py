@@ -1,5 +1,6 @@
 """What audit() does: a first run, its variations, and what they differ in."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -36,6 +37,21 @@ def _is_one_of_many() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def _grouped(calls: list[tuple[Call, Run]]) -> Iterator[list[tuple[Call, Run]]]:
+    """As many together as have inputs of 256 MB."""
+    group: list[tuple[Call, Run]] = []
+    size = 0
+    for call, run in calls:
+        more = sum(math.prod(seen.shape) * seen.dtype.itemsize for seen in call.inputs)
+        if group and size + more > 1 << 28:
+            yield group
+            group, size = [], 0
+        group.append((call, run))
+        size += more
+    if group:
+        yield group
+
+
 class Auditor:
     """Runs a function, and compares."""
 
@@ -45,6 +61,7 @@ class Auditor:
         self._batch = batch_of(args, batch) if isinstance(batch, int) else batch
         self._args = args if self._batch is None or args else self._batch.take(list(range(self._batch.size)))
         self._rows = 0  # that hashes are kept for
+        self._counted = Counted()
         self._names, self._generators, self._result = Names(), Generators(), Audit()
         self._found: dict[tuple[Any, ...], list[tuple[Found, Run]]] = {}
         self._verdicts: dict[int, str] = {}
@@ -58,7 +75,9 @@ class Auditor:
         if "compiled" in names:
             self._compile()
         self._result.coverage = self._coverage()
-        self._result.culprits = [self._culprit(pairs) for pairs in self._ordered()]
+        found = self._ordered()
+        tried = self._tried([pairs[0] for pairs in found])
+        self._result.culprits = [self._culprit(pairs, tried) for pairs in found]
         self._result.modules = self._modules()
         self._after.restore()
         return self._result
@@ -80,8 +99,9 @@ class Auditor:
 
     def _record_base(self, follows_rows: bool) -> Recorder:
         """The first run. Where rows are followed, a run of another number of rows comes before it, for its shapes."""
+        counting = self._counted if state.eager else None  # else in a run of its own, under the override
         if not follows_rows or self._batch is None:
-            return self._record(self._args, Recorder(self._names))
+            return self._record(self._args, Recorder(self._names, calling=counting))
         shapes: dict[Key, Call] = {}
         for _, rows in variations.other_sizes(self._batch):
             try:
@@ -90,7 +110,9 @@ class Auditor:
             except Exception:  # noted where the batch is varied: a batch norm takes no row alone
                 continue
         self._rows = self._batch.size if self._batch.follow is None else 0
-        return self._record(self._args, Recorder(self._names, shapes, Rows(self._batch), rows=self._rows))
+        return self._record(
+            self._args, Recorder(self._names, shapes, Rows(self._batch), calling=counting, rows=self._rows)
+        )
 
     def _recorder(self, run: Run) -> Recorder:
         of = run.relation.rows
@@ -140,12 +162,10 @@ class Auditor:
         each = [sorted(found, key=lambda pair: pair[0].call.index) for found in self._found.values()]
         return sorted(each, key=lambda pairs: pairs[0][0].call.index)
 
-    def _culprit(self, pairs: list[tuple[Found, Run]]) -> Culprit:
+    def _culprit(self, pairs: list[tuple[Found, Run]], tried: dict[Key, str]) -> Culprit:
         found, run = pairs[0]
         call = found.call
-        mend = self._tried_whole(run) if found.why == PARTED else None
-        if call.op is not None and call.key in self._base.by_key and found.why == DIFFERS:
-            mend = self._tried(call, run)
+        mend = self._tried_whole(run) if found.why == PARTED else tried.get(call.key)
         return Culprit(
             call.name or "the function",
             call.via,
@@ -161,23 +181,31 @@ class Auditor:
             mend is not None,
         )
 
-    def _tried(self, call: Call, run: Run) -> str | None:
-        """Run both once more for the inputs of the op, and try on them what may mend it."""
-        if _is_one_of_many():
-            return None
-        pair = []
-        for args, around in ((self._args, nullcontext), (run.args, run.around)):
-            recorder = Recorder(self._names, choose=None, capture=[call.key])
-            self._generators.restore()
-            try:
-                with around():
-                    recorder.run(self._fn, args)
-            except Exception:
-                return None
-            if call.key not in recorder.captured:
-                return None
-            pair.append(recorder.captured[call.key])
-        return mends.tried(pair[0], pair[1], call, run)
+    def _tried(self, pairs: list[tuple[Found, Run]]) -> dict[Key, str]:
+        """What mends ops, by their keys: runs once more for their inputs, and tries on them what may mend them."""
+        mended: dict[Key, str] = {}
+        ops = self._base.by_key
+        can = [(f.call, run) for f, run in pairs if f.why == DIFFERS and f.call.op is not None and f.call.key in ops]
+        for group in _grouped(can) if not _is_one_of_many() else ():
+            base = self._capture(self._args, nullcontext, [call for call, _ in group])
+            for run in {id(run): run for _, run in group}.values():
+                calls = [call for call, of in group if of is run]
+                other = self._capture(run.args, run.around, calls)
+                for call in calls:
+                    if call.key in base and call.key in other:
+                        text = mends.tried(base[call.key], other[call.key], call, run)
+                        mended.update({call.key: text} if text else {})
+        return mended
+
+    def _capture(self, args: Sequence[Any], around: Any, calls: Sequence[Call]) -> dict[Key, mends.Captured]:
+        recorder = Recorder(self._names, choose=None, capture=[call.key for call in calls])
+        self._generators.restore()
+        try:
+            with around():
+                recorder.run(self._fn, args)
+        except Exception:
+            return {}
+        return recorder.captured
 
     def _tried_whole(self, run: Run) -> str | None:
         """Run both under what may mend the function."""
@@ -209,11 +237,11 @@ class Auditor:
         return [Module(p, self._names.kinds.get(p, kind), verdicts.get(p, "equal")) for p in paths]
 
     def _coverage(self) -> list[Covered]:
-        """Of a run under the override: as it is, or as it would be with enable(cpu=True)."""
-        counted = Counted()
+        """Of a run under the override: the first one, or one with enable(cpu=True)."""
         try:
-            with nullcontext() if state.eager else enabled(cpu=True, compile=False):
-                self._record(self._args, Recorder(self._names, choose=None, calling=counted))
+            if not state.eager:
+                with enabled(cpu=True, compile=False):
+                    self._record(self._args, Recorder(self._names, choose=None, calling=self._counted))
         except Exception as error:
             self._result.notes.append(f"coverage: the function raised {type(error).__name__}: {error}")
-        return covered(counted.calls)
+        return covered(self._counted.calls)

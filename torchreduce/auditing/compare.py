@@ -46,14 +46,23 @@ def _options_are_equal(a: Call, b: Call) -> bool:
 
 def compare(base: Recorder, other: Recorder, relation: Relation) -> Comparison:
     by_key, made = other.by_key, Comparison()
-    mixed: dict[int, Call] = {}  # outputs that are of all rows together, by the op that mixed them
+    known: dict[tuple[int, int], bool | None] = {}
+
+    def same(x: Seen, y: Seen) -> bool | None:
+        """Of what one op made and others read, once."""
+        pair = (id(x), id(y))
+        if pair not in known:
+            known[pair] = relation.same(x, y)
+        return known[pair]
+
+    mixed: dict[int, Call] = {}  # outputs that are of all rows together, by number: the op that mixed them
     for a in base.calls:
         b = by_key.get(a.key)
         if b is None or len(a.inputs) != len(b.inputs) or len(a.outputs) != len(b.outputs):
             made.unknown.add(a.index)
             continue
-        inputs = [relation.same(x, y) for x, y in zip(a.inputs, b.inputs, strict=True)]
-        outputs = [relation.same(x, y) for x, y in zip(a.outputs, b.outputs, strict=True)]
+        inputs = list(map(same, a.inputs, b.inputs))
+        outputs = list(map(same, a.outputs, b.outputs))
         if all(inputs) and all(outputs):
             made.equal.add(a.index)
             continue
@@ -74,7 +83,7 @@ def compare(base: Recorder, other: Recorder, relation: Relation) -> Comparison:
                 made.unknown.add(a.index)
             for x in wrong:
                 if takes_rows and x.dim is None:
-                    mixed[id(x)] = a
+                    mixed[x.source] = a
         else:
             made.unknown.add(a.index)
     made.results = _results(base.modules[-1], by_key.get(base.modules[-1].key), relation)
@@ -90,14 +99,14 @@ def _flow(a: Call, inputs: Sequence[bool | None], wrong: list[Seen], mixed: dict
     results of the function are equal.
     """
     differing = [x for x, is_same in zip(a.inputs, inputs, strict=True) if not is_same]
-    origins = [mixed.get(id(x.source)) for x in differing]
+    origins = [mixed.get(x.source) for x in differing]
     if not wrong or None in origins:
         return
     origin = origins[0]
     assert origin is not None
     for x in wrong:
         if x.dim is None:
-            mixed[id(x)] = origin
+            mixed[x.source] = origin
             continue
         into = made.by_gradients if a.is_backward or origin.is_backward else made.found
         if all(f.call is not origin for f in into):

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..override import coverage
+from ..override import registry
 from ..override.table import PRODUCTS
 from .record import Call
 
@@ -47,22 +47,30 @@ class Counted:
     def __init__(self) -> None:
         self.calls: list[tuple[Call, Counter[str]]] = []
         self._known: dict[Any, Counter[str]] = {}
+        self._places: list[tuple[str, str]] = []
 
     def __call__(self, call: Call, args: Any, kwargs: Any) -> Any:
         if not _combines(call):
             return call.op(*args, **kwargs)
         kind = (call.name, repr(call.options), *((seen.shape, seen.dtype) for seen in call.inputs))
-        before = _counted() if kind not in self._known else None
-        result = call.op(*args, **kwargs)
-        if before is not None:
-            self._known[kind] = _of(call.name, _counted() - before)
+        if kind in self._known:
+            result = call.op(*args, **kwargs)
+        else:
+            before = registry.registered().counts()
+            result = call.op(*args, **kwargs)
+            self._known[kind] = _of(call.name, self._since(before))
         self.calls.append((call, self._known[kind]))
         return result
 
-
-def _counted() -> Counter[tuple[str, str]]:
-    """Calls by overload, and by why they fell back, or "served"."""
-    return Counter({(name, why): n for name, row in coverage().items() for why, n in row.items()})
+    def _since(self, before: list[int]) -> Counter[tuple[str, str]]:
+        """What was counted: by overload, and by why they fell back, or "served"."""
+        rows = registry.registered()
+        after = rows.counts()
+        if before == after:
+            return Counter()
+        if len(self._places) != len(after):
+            self._places = rows.places()
+        return Counter({p: m - n for p, n, m in zip(self._places, before, after, strict=True) if m > n})
 
 
 def _of(name: str, counts: Counter[tuple[str, str]]) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ class Relation:
         if self.rows is None or base.dim is None:
             if base.shape != other.shape and not self.is_padded:
                 return None
-            return any(np.array_equal(base.hashes[0], hashes) for hashes in other.hashes)
+            mine = base.hashes[0].tobytes()
+            return any(mine == hashes.tobytes() for hashes in other.hashes)
         dim = base.dim
         if other.dim != dim or base.shape[:dim] != other.shape[:dim] or base.shape[dim + 1 :] != other.shape[dim + 1 :]:
             return None
@@ -99,14 +101,21 @@ class Relation:
         sizes = base.shape[base.dim or 0], other.shape[base.dim or 0]
         if sizes[0] % n or sizes[0] // n * len(rows) != sizes[1]:
             return None
-        of = np.asarray(rows)
-        own = of >= 0
-        ways = [(h.reshape(n, -1), g.reshape(len(rows), -1))]
         if len(h) != sizes[0]:  # by_row's
-            ways = [(h[:n], g[: len(rows)]), (h[n:], g[len(rows) :])]
-        elif sizes[0] > n:
-            ways.append((h.reshape(-1, n).T, g.reshape(-1, len(rows)).T))
-        return any(np.array_equal(x[of[own]], y[own]) for x, y in ways)
+            return self._are_same(h[:n], g[: len(rows)]) or self._are_same(h[n:], g[len(rows) :])
+        if self._are_same(h.reshape(n, -1), g.reshape(len(rows), -1)):
+            return True
+        return sizes[0] > n and self._are_same(h.reshape(-1, n).T, g.reshape(-1, len(rows)).T)
+
+    @cached_property
+    def _own(self) -> tuple[Any, Any]:
+        """Rows of the first run, and the places in this run that they are in."""
+        rows = np.asarray(self.rows)
+        return rows[rows >= 0], np.flatnonzero(rows >= 0)
+
+    def _are_same(self, theirs: Any, ours: Any) -> bool:
+        rows, places = self._own
+        return bool(theirs[rows].tobytes() == ours[places].tobytes())
 
 
 def _ids(follow: Any, seen: Seen, rows: list[int]) -> Any:

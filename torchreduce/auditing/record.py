@@ -5,10 +5,10 @@ import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from types import CodeType, FrameType
+from functools import cache, cached_property
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .hashes import by_row, hashes, is_hashable
+from .hashes import by_row, hashed, is_hashable, kind
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -33,7 +33,7 @@ class Seen:
     dim: int | None = None  # that rows of the batch lie along
     token: Any = None  # in place of hashes: a parameter that no op has written, or "unwritten" memory
     hashes: list[Any] = field(default_factory=list)  # arrays of int64; more than one for padded tensors: any may be it
-    source: "Seen | None" = None  # the output that wrote its memory last, maybe itself; None for what was there before
+    source: int = 0  # number of the output that wrote its memory last, maybe its own; 0 for what was there before
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +84,7 @@ class _Info:
     writes: tuple[tuple[int, str], ...]  # arguments that it writes, by place and name
     unread: tuple[int, ...]
     is_unwritten: bool
+    is_collective: bool
 
 
 @cache
@@ -106,6 +107,7 @@ def info(op: Any) -> _Info:
         writes,
         _UNREAD.get(packet, ()) if is_aten else (),
         is_aten and packet in _UNWRITTEN,
+        namespace in ("c10d", "_c10d_functional"),
     )
 
 
@@ -118,20 +120,29 @@ def tensors(values: Any) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def _options(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, (bool, int, float, complex, str, torch.dtype, type(None))):
-            yield value
+_OPTIONS = (bool, int, float, complex, str, torch.dtype, type(None))
+
+
+def _split(values: Any, found: list[Tensor]) -> tuple[Any, ...]:
+    """Adds the tensors of arguments to those found, and returns what else is compared."""
+    options: list[Any] = []
+    for value in values:
+        if type(value) is Tensor or isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, _OPTIONS):
+            options.append(value)
         elif isinstance(value, (list, tuple)):
-            yield tuple(_options(value))
+            options.append(_split(value, found))
+        elif isinstance(value, dict):
+            found.extend(tensors(value))
+    return tuple(options)
 
 
 # ---- the user's code -------------------------------------------------------------------------------------------------
 
 
 @cache
-def _is_users(code: CodeType) -> bool:
-    file = code.co_filename
+def _is_users(file: str) -> bool:
     return not (file.startswith((_TORCH, _HERE, "<frozen", "<string>", "<eval")) or file == contextlib_file)
 
 
@@ -146,7 +157,7 @@ def place(in_backward: bool = False) -> tuple[str, str]:
 
     in_backward: only of frames that a backward pass has called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code):
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         if in_backward and frame.f_code is _ENGINE:
             return "", ""
         frame = frame.f_back
@@ -170,7 +181,8 @@ class Names:
         self.kinds: dict[str, str] = {}  # of each path: the class
 
     def of(self, module: torch.nn.Module, parent: str) -> str:
-        if module not in self.paths:
+        path = self.paths.get(module)
+        if path is None:
             kind = type(module).__name__
             if not parent:
                 self.roots[kind] += 1
@@ -182,7 +194,8 @@ class Names:
                 path = f"{root}.{name}" if name else root
                 self.paths.setdefault(child, path)
                 self.kinds.setdefault(path, type(child).__name__)
-        return self.paths[module]
+            path = self.paths[module]
+        return path
 
 
 # ---- state -----------------------------------------------------------------------------------------------------------
@@ -223,25 +236,22 @@ class State:
         return [leaf for leaf, _ in self._gradients.values()]
 
 
-def _reference(storage: Any) -> Any:
-    """A weak reference to a storage: while it lives, its address is given to no other."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return StorageWeakRef(storage)
-
-
 @dataclass(eq=False, slots=True)
 class _Memory:
     """A storage that a run has met."""
 
-    reference: Any
     is_made: bool  # by an op of this run
     is_written: bool  # by an op of this run, or an argument of the function
     is_unwritten: bool = False  # not initialized, as far as torch knows: kernels that it does not know may have done so
     is_unread: bool = False  # a workspace, or the state of a random generator
     is_parameter: bool = False
-    source: Seen | None = None
+    source: int = 0
     seen: dict[Any, Seen] = field(default_factory=dict)
+
+
+def _where(t: Tensor, kind: int, guide: Seen | None) -> tuple[Any, ...]:
+    """What decides what is read of a storage, and how it is hashed."""
+    return t.storage_offset(), t.shape, t.stride(), t.dtype, kind, guide and (guide.dim, guide.shape)
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -278,11 +288,12 @@ class Recorder(TorchDispatchMode):
         self.state = State()
         self.captured: dict[Key, tuple[Any, Any, Any]] = {}
         self._capture = frozenset(capture)
-        self._calling = calling or (lambda call, args, kwargs: call.op(*args, **kwargs))
+        self._calling = calling
         self._memory: dict[int, _Memory] = {}
-        self._counts: Counter[Key] = Counter()
+        self._references: list[int] = []  # weak ones to storages: while they live, no other gets the address
+        self._counts: dict[Key, int] = {}
         self._open: list[Call] = []
-        self._opened = 0
+        self._opened = self._made_count = 0
         self._by_sequence: dict[int, Call] = {}
         self._pending: list[Seen] = []
         self.function = ""
@@ -290,45 +301,53 @@ class Recorder(TorchDispatchMode):
     # -- hashes --
 
     def _remember(self, t: Tensor, is_made: bool) -> _Memory:
-        storage = t.untyped_storage()
+        storage: Any = t.untyped_storage()
         memory = self._memory.get(storage._cdata)
         if memory is None:
-            memory = self._memory[storage._cdata] = _Memory(_reference(storage), is_made, is_made)
+            self._references.append(storage._weak_ref())
+            memory = self._memory[storage._cdata] = _Memory(is_made, is_made)
         return memory
 
     def _meet(self, t: Tensor) -> _Memory:
         memory = self._remember(t, is_made=False)
-        if t.is_leaf and t.requires_grad and not memory.is_made:
-            self.state.meets(t)
-        if isinstance(t, torch.nn.Parameter) and not memory.is_made:
-            memory.is_parameter = True
+        if not memory.is_made:
+            if t.is_leaf and t.requires_grad:
+                self.state.meets(t)
+            if type(t) is torch.nn.Parameter:
+                memory.is_parameter = True
         return memory
 
     def _see(self, t: Tensor, guide: Seen | None, is_overwritten: bool = False) -> Seen:
-        if not is_hashable(t):
+        of = kind(t)
+        if of == 0:
             return Seen(tuple(t.shape), t.dtype, token=object())
         memory = self._meet(t)
-        bits = (t.dtype, t.is_conj(), t.is_neg())
-        where = (t.storage_offset(), t.shape, t.stride(), bits, guide and (guide.dim, guide.shape))
-        if where in memory.seen and not memory.is_unwritten:
-            return memory.seen[where]
-        seen = Seen(tuple(t.shape), t.dtype, source=memory.source)
         if self._choose is None:
-            pass
-        elif memory.is_unread or (memory.is_unwritten and is_overwritten):
+            return Seen(tuple(t.shape), t.dtype)
+        where = _where(t, of, guide)
+        known = memory.seen.get(where)
+        if known is not None and not memory.is_unwritten:
+            return known
+        seen = Seen(tuple(t.shape), t.dtype, source=memory.source)
+        if memory.is_unread or (memory.is_unwritten and is_overwritten):
             seen.token = "unwritten"
         elif memory.is_parameter and not memory.is_written:
-            seen.token = (t.untyped_storage()._cdata, *where[:4])
+            seen.token = (t.untyped_storage()._cdata, *where[:5])
         else:
-            seen.dim, seen.hashes = _hashed(t, guide, self._choose, self.rows)
-            self._pending.append(seen)
+            self._hash(t, seen, guide, self._choose)
         memory.seen[where] = seen
         return seen
 
-    def _see_all(self, values: Any, guide: Sequence[Seen] | None, written: frozenset[int] = frozenset()) -> list[Seen]:
+    def _hash(self, t: Tensor, seen: Seen, guide: Seen | None, choose: Choose) -> None:
+        seen.dim, seen.hashes = _hashed(t, guide, choose, self.rows)
+        if type(seen.hashes[0]) is Tensor:
+            self._pending.append(seen)
+
+    def _see_all(
+        self, given: Iterable[Tensor], guide: Sequence[Seen] | None, written: frozenset[int] = frozenset()
+    ) -> list[Seen]:
         return [
-            self._see(t, guide[i] if guide and i < len(guide) else None, id(t) in written)
-            for i, t in enumerate(tensors(values))
+            self._see(t, guide[i] if guide and i < len(guide) else None, id(t) in written) for i, t in enumerate(given)
         ]
 
     def _finish(self) -> None:
@@ -346,6 +365,10 @@ class Recorder(TorchDispatchMode):
 
     # -- ops --
 
+    def _key(self, spot: Key) -> Key:
+        n = self._counts[spot] = self._counts.get(spot, 0) + 1
+        return (*spot, n)
+
     def _call(self, name: str, op: Any) -> Call:
         is_backward = torch._C._current_graph_task_id() != -1
         of = None
@@ -358,9 +381,8 @@ class Recorder(TorchDispatchMode):
                 line, code = of.line, of.code
         else:
             path, (line, code), via = self._open[-1].path if self._open else "", place(), self.function
-        spot = (path, name, line, is_backward)
-        self._counts[spot] += 1
-        call = Call((*spot, self._counts[spot]), len(self.calls), op, name, path, line, code, is_backward, via=via)
+        key = self._key((path, name, line, is_backward))
+        call = Call(key, len(self.calls), op, name, path, line, code, is_backward, via=via)
         if not is_backward:
             self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, call)
         return call
@@ -374,41 +396,54 @@ class Recorder(TorchDispatchMode):
             return op(*args, **kwargs)
         call = self._call(of.name, op)
         guide = self.guide.get(call.key)
-        written = [args[i] if i < len(args) else kwargs.get(name) for i, name in of.writes]
-        ids = frozenset(map(id, tensors(written)))
-        call.inputs = self._see_all((*args, kwargs), guide.inputs if guide else None, ids)
-        call.options = tuple(_options((*args, *kwargs.values())))
+        given: list[Tensor] = []
+        call.options = _split((*args, *kwargs.values()) if kwargs else args, given)
+        written: list[Tensor] = []
+        if of.writes:
+            written += tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in of.writes])
+        call.inputs = self._see_all(given, guide.inputs if guide else None, frozenset(map(id, written)))
         if call.key in self._capture:
             self.captured[call.key] = (op, copied(args), copied(kwargs))
-        for t in tensors(written):
+        for t in written:
             if is_hashable(t) and not self._remember(t, is_made=False).is_made:
                 self.state.writes(t.untyped_storage())
-        inputs = {t.untyped_storage()._cdata for t in tensors((*args, kwargs)) if is_hashable(t)} if not written else ()
-        result = _awaited(op, self._calling(call, args, kwargs))
-        results = list(tensors(result if isinstance(result, (list, tuple)) else [result]))
-        if results and all(is_hashable(t) and t.untyped_storage()._cdata in inputs for t in results):
+        result = self._calling(call, args, kwargs) if self._calling else op(*args, **kwargs)
+        if of.is_collective:
+            _await(op, result)
+        results = [result] if type(result) is Tensor else list(tensors(_listed(result)))
+        if results and not written and self._are_views(results, given):
             return result  # a view after all
-        outputs = list({id(t): t for t in (*tensors(written), *results)}.values())
-        for i, t in enumerate(outputs):
-            seen = self._made(t, guide.outputs[i] if guide and i < len(guide.outputs) else None)
-            if of.is_unwritten or i in of.unread:
-                memory = self._memory[t.untyped_storage()._cdata]
-                memory.is_unwritten, memory.is_unread = of.is_unwritten, not of.is_unwritten
-                memory.seen.clear()
-                seen.token = "unwritten"
-            call.outputs.append(seen)
+        outputs = results
+        if written or len(results) > 1:
+            outputs = list({id(t): t for t in (*written, *results)}.values())
+        like = guide.outputs if guide else ()
+        call.outputs = [self._made(t, like[i] if i < len(like) else None, of, i) for i, t in enumerate(outputs)]
         self.calls.append(call)
         return result
 
-    def _made(self, t: Tensor, guide: Seen | None) -> Seen:
-        """A tensor that an op has just written."""
-        if not is_hashable(t):
-            return Seen(tuple(t.shape), t.dtype, token=object())
+    def _are_views(self, results: list[Tensor], given: list[Tensor]) -> bool:
+        if all(is_hashable(t) and t.untyped_storage()._cdata in self._memory for t in results):
+            memory = {t.untyped_storage()._cdata for t in given if is_hashable(t)}
+            return all(t.untyped_storage()._cdata in memory for t in results)
+        return False
+
+    def _made(self, t: Tensor, guide: Seen | None, op: _Info, place: int) -> Seen:
+        """A tensor that an op has just written, in the place of its outputs."""
+        of, seen = kind(t), Seen(tuple(t.shape), t.dtype)
+        if of == 0:
+            seen.token = object()
+            return seen
         memory = self._remember(t, is_made=True)
-        memory.is_written, memory.is_unwritten, memory.is_unread = True, False, False
-        memory.seen.clear()
-        memory.source = seen = self._see(t, guide)
-        seen.source = seen
+        memory.is_written, memory.is_unwritten = True, op.is_unwritten
+        memory.is_unread = place in op.unread
+        self._made_count += 1
+        memory.source = seen.source = self._made_count
+        memory.seen = {}
+        if memory.is_unwritten or memory.is_unread:
+            seen.token = "unwritten"
+        elif self._choose is not None:
+            self._hash(t, seen, guide, self._choose)
+            memory.seen[_where(t, of, guide)] = seen
         return seen
 
     # -- modules, and the function --
@@ -420,12 +455,11 @@ class Recorder(TorchDispatchMode):
         self._begin(path, ("module", path), args)
 
     def _begin(self, path: str, spot: Key, args: Any) -> None:
-        self._counts[spot] += 1
         line, code = place()
-        call = Call((*spot, self._counts[spot]), len(self.calls), None, path, path, line, code)
+        call = Call(self._key(spot), len(self.calls), None, path, path, line, code)
         guide = self.guide.get(call.key)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # these calls are not the user's
-            call.inputs = self._see_all(args, guide.inputs if guide else None)
+            call.inputs = self._see_all(tensors(args), guide.inputs if guide else None)
         call.opened = self._opened = self._opened + 1
         self._open.append(call)
 
@@ -440,9 +474,9 @@ class Recorder(TorchDispatchMode):
         call = self._open.pop()
         guide = self.guide.get(call.key)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # these calls are not the user's
-            call.inputs += self._see_all(kwargs or {}, guide.inputs[len(call.inputs) :] if guide else None)
+            call.inputs += self._see_all(tensors(kwargs or {}), guide.inputs[len(call.inputs) :] if guide else None)
             gradients = [leaf.grad for leaf in self.state.leaves()] if not self._open else []
-            call.outputs = self._see_all([result, gradients], guide.outputs if guide else None)
+            call.outputs = self._see_all(tensors([result, gradients]), guide.outputs if guide else None)
         call.end = len(self.calls)
         self.modules.append(call)
 
@@ -462,9 +496,13 @@ class Recorder(TorchDispatchMode):
             after.remove()
             self.state.restore()
             self._memory.clear()
+            for reference in self._references:
+                torch.UntypedStorage._free_weak_ref(reference)
+            self._references.clear()
 
-    @property
+    @cached_property
     def by_key(self) -> dict[Key, Call]:
+        """Of a run that has ended."""
         return {call.key: call for call in (*self.calls, *self.modules)}
 
 
@@ -486,14 +524,17 @@ class _Functions(TorchFunctionMode):
             self._recorder.function = ""
 
 
-def _awaited(op: Any, result: Any) -> Any:
-    """The results of a collective, once they are there."""
-    if op.namespace == "c10d" and isinstance(result, (list, tuple)) and isinstance(result[-1], torch.ScriptObject):
-        torch._C._distributed_c10d.Work.unbox(result[-1]).wait()
-    elif op.namespace == "_c10d_functional":
-        for t in tensors(result if isinstance(result, (list, tuple)) else [result]):
+def _listed(result: Any) -> Any:
+    return result if isinstance(result, (list, tuple)) else [result]
+
+
+def _await(op: Any, result: Any) -> None:
+    """Wait for the results of a collective."""
+    if op.namespace == "_c10d_functional":
+        for t in tensors(_listed(result)):
             torch.ops._c10d_functional.wait_tensor(t)
-    return result
+    elif isinstance(result, (list, tuple)) and isinstance(result[-1], torch.ScriptObject):
+        torch._C._distributed_c10d.Work.unbox(result[-1]).wait()
 
 
 def copied(values: Any) -> Any:
@@ -519,12 +560,14 @@ def copied(values: Any) -> Any:
     return values
 
 
-def _hashed(t: Tensor, guide: Seen | None, choose: Choose, rows: int) -> tuple[int | None, list[Tensor]]:
+def _hashed(t: Tensor, guide: Seen | None, choose: Choose, rows: int) -> tuple[int | None, list[Any]]:
     dim, chosen = choose(t, guide)
-    return dim, [hashes(c) if dim is None else by_row(hashes(c, dim), rows) for c in chosen]
+    if dim is None:
+        return dim, [hashed(c) for c in chosen]
+    return dim, [by_row(hashed(c, dim), rows) for c in chosen]
 
 
 def seen_of(t: Tensor, guide: Seen | None, choose: Choose = plain, rows: int = 0) -> Seen:
     """A tensor outside of a run."""
     dim, found = _hashed(t, guide, choose, rows)
-    return Seen(tuple(t.shape), t.dtype, dim, hashes=[h.cpu().numpy() for h in found])
+    return Seen(tuple(t.shape), t.dtype, dim, hashes=[h.cpu().numpy() if type(h) is Tensor else h for h in found])

@@ -19,7 +19,7 @@ from .._autograd.rowwise import bare_mean_loss, divided_for_each, has_mean_loss
 from .._core.dispatch import derivatives, is_bare, is_plain, is_unwatched
 from .._fake.reductions import reduced_shape
 from ..determinism import level_code
-from . import state
+from . import pools, state
 from .products import is_served_on
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
 from .rules import overload as aten
@@ -314,7 +314,11 @@ COMPOSITES: dict[str, Rule] = {
     "_weight_norm": _weight_norm,
     "cdist": _cdist,
 }
-SERVED: dict[str, Callable[..., Any]] = {**{name: _with_gradient(name) for name in ABOVE["Gradients"]}, **COMPOSITES}
+SERVED: dict[str, Callable[..., Any]] = {
+    **{name: _with_gradient(name) for name in ABOVE["Gradients"]},
+    **COMPOSITES,
+    **pools.GRADIENTS,
+}
 
 # ---- what is registered ----------------------------------------------------------------------------------------------
 
@@ -349,13 +353,11 @@ class Above:
             for key in ("AutogradCPU", "AutogradCUDA", "BackendSelect", "FuncTorchBatched"):
                 aten(name)._uncache_dispatch(getattr(_C.DispatchKey, key))
 
-    def added(self, rows: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """The calls of rows, and these."""
-        none = dict.fromkeys(WHY, 0)
-        more = {
-            name: {why: rows.get(name, none)[why] + n for why, n in calls.items()} for name, calls in self.calls.items()
-        }
-        return {**rows, **more}
+    def counts(self) -> list[int]:
+        return [n for calls in self.calls.values() for n in calls.values()]
+
+    def places(self) -> list[tuple[str, str]]:
+        return [(name, why) for name, calls in self.calls.items() for why in calls]
 
     def kernel(self, name: str) -> Callable[..., Any]:
         serve, calls, op = SERVED[name], self.calls[name], aten(name)

@@ -63,9 +63,9 @@ _GATHERED = Promise(
 )
 _POOLED = Promise(
     "torch's: a result is the sum of its own window, by one loop over it, and does not depend on the batch; on CPUs "
-    "nor on the memory format and the number of threads, and its gradient neither. Over all of a dim the adaptive "
-    "pools are overridden means. Gradients of adaptive pools and of avg_pool3d are added in the order of arrival on "
-    "GPUs: torch.use_deterministic_algorithms(True) refuses these",
+    "nor on the memory format and the number of threads. Over all of their dims the adaptive pools are overridden "
+    "means. Gradients of adaptive pools and of avg_pool3d are torchreduce's sums of the windows that an element is in, "
+    "dim by dim; those of avg_pool2d are torch's, by one loop",
     "the same",
 )
 _TORCHS = Promise("torch's: not overridden in this release", "torch's")

@@ -17,6 +17,7 @@ from .._core.dispatch import has_tangent
 from ..table import FLOATS
 from . import products, state
 from .above import COMPOSITES, SERVED, Above
+from .registry import covered
 from .rules import RULES, WHY, WRITING, Rule, Torchs, Traced, Writing, evaluate, overload, writes
 from .table import ABOVE
 
@@ -175,7 +176,13 @@ class Rows:
         return before
 
     def coverage(self) -> dict[str, dict[str, int]]:
-        return self._above.added({name: dict(calls) for name, calls in self._calls.items()})
+        return covered(self.places(), self.counts())
+
+    def counts(self) -> list[int]:
+        return [n for calls in self._calls.values() for n in calls.values()] + self._above.counts()
+
+    def places(self) -> list[tuple[str, str]]:
+        return [(name, why) for name, calls in self._calls.items() for why in calls] + self._above.places()
 
     def _is_met(self, name: str, x: Tensor, keys: Any) -> bool:
         """As csrc/binding/aten.cpp has it."""

@@ -22,7 +22,6 @@ class Rows:
         self._library = ctypes.CDLL(str(path))
         self._library.torchreduce_aten_name.restype = ctypes.c_char_p
         self._library.torchreduce_aten_why.restype = ctypes.c_char_p
-        self._library.torchreduce_aten_calls.restype = ctypes.c_uint64
         self._library.torchreduce_aten_register()
         self._above = Above()
         self._library.torchreduce_aten_register_above()
@@ -30,6 +29,9 @@ class Rows:
         self.trace = self._library.torchreduce_aten_trace
         self.enable = self._library.torchreduce_aten_enable
         self.register_products = self._library.torchreduce_aten_register_products
+        self._why: list[str] = []
+        while name := self._library.torchreduce_aten_why(len(self._why)):
+            self._why.append(name.decode())
 
     def names(self) -> list[str]:
         return [
@@ -41,14 +43,27 @@ class Rows:
         for row, name in enumerate(self.names()):
             self._library.torchreduce_aten_exclude(row, name in overloads)
 
+    def counts(self) -> list[int]:
+        """The calls of all rows, one after the other, by why."""
+        counted = (ctypes.c_uint64 * (len(self._why) * self._library.torchreduce_aten_rows()))()
+        self._library.torchreduce_aten_counts(counted)
+        return [*counted, *self._above.counts()]
+
+    def places(self) -> list[tuple[str, str]]:
+        """What counts() counts, in its order: the overloads, and why."""
+        return [(name, why) for name in self.names() for why in self._why] + self._above.places()
+
     def coverage(self) -> dict[str, dict[str, int]]:
-        why: list[str] = []
-        while name := self._library.torchreduce_aten_why(len(why)):
-            why.append(name.decode())
-        calls = self._library.torchreduce_aten_calls
-        return self._above.added(
-            {name: {w: calls(row, i) for i, w in enumerate(why)} for row, name in enumerate(self.names())}
-        )
+        return covered(self.places(), self.counts())
+
+
+def covered(places: list[tuple[str, str]], counts: list[int]) -> dict[str, dict[str, int]]:
+    """The calls of each overload, by why. It may have several places."""
+    rows: dict[str, dict[str, int]] = {}
+    for (name, why), n in zip(places, counts, strict=True):
+        row = rows.setdefault(name, {})
+        row[why] = row.get(why, 0) + n
+    return rows
 
 
 def register() -> Any:

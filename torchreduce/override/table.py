@@ -135,6 +135,7 @@ ABOVE = {
     "Cpu": ("rms_norm",),
     "Transformed": ("layer_norm",),
     "Whole": ("batch_norm", "group_norm", "instance_norm"),
+    "Backward": ("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "avg_pool3d_backward"),
 }  # fmt: skip
 
 # All that coverage() may count.

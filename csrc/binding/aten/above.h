@@ -19,6 +19,7 @@ enum class Which {
   Cpu,          // one that torch takes apart on a CPU alone
   Transformed,  // one that is met below, but for what torch's batching rules make of it
   Whole,        // a composite whose parts are met below, but for transforms and what a compiler traces
+  Backward,     // a gradient that torch has a kernel for
 };
 constexpr DispatchKeySet kOther(DispatchKey::AutogradOther);
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, DispatchKey::AutogradOther);
@@ -84,7 +85,7 @@ struct AboveLibraries {
     const std::string overload = Aten::overload_name;
     const std::string name = std::string(Aten::name).substr(6) + (overload.empty() ? "" : "." + overload);
     for (torch::Library* library : {&cpu, &cuda}) library->impl(name.c_str(), TORCH_FN((Above<Aten, which>::call)));
-    if constexpr (which != Which::Gradients)
+    if constexpr (which != Which::Gradients && which != Which::Backward)
       for (torch::Library* library : {&select, &batched})
         library->impl(name.c_str(), TORCH_FN((Above<Aten, which>::call_below)));
   }
