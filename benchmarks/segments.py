@@ -49,12 +49,12 @@ def cases() -> Iterator[Case]:
     for dtype in DTYPES:
         for columns in (1, 4, 64, 1024):
             rows = ELEMENTS // columns
-            for mean in (16, 256, 4096) if columns < 1024 else (16, 256):
+            for mean in {1: (16, 64, 256, 4096), 1024: (16, 256)}.get(columns, (16, 256, 4096)):
                 for op in ("sum", "amax"):
                     yield Case("offsets", op, dtype, rows, columns, max(1, rows // mean), "uniform")
             yield Case("offsets", "sum", dtype, rows, columns, max(1, rows // 16), "power law")
         for op in ("softmax", "cumsum", "linear_scan"):
-            for mean in (64, 4096):
+            for mean in (16, 64, 256, 4096):
                 yield Case("rows", op, dtype, ELEMENTS, 1, ELEMENTS // mean, "uniform")
             yield Case("rows", op, dtype, ELEMENTS, 1, ELEMENTS // 64, "power law")
             yield Case("rows", op, dtype, ELEMENTS // 64, 64, ELEMENTS // 64 // 256, "uniform")
