@@ -505,3 +505,34 @@ def test_segments(device, dtype, columns):
     own = x[:6].clone()
     got = tr.index_add(own.to(device), 0, index.to(device), x.to(device), alpha=2)
     assert_bitwise_equal(got, reference_segments.index_add(own, 0, index, x, 2))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("longest", (129, 9001))
+def test_segments_of_neighbours(device, dtype, longest):
+    """By offsets, of one column: short segments, which teams and warps have, and among them one that they list."""
+    lengths = [1, 0, 9, 40, 77, 3, 20, 64, 5, longest, 31, 2] * 3
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    x = values((sum(lengths),), dtype, 8)
+    for segments in (offsets, offsets[:5]):
+        bounds = reference_segments.Segments(segments)
+        for name in ("sum", "amax", "softmax", "log_softmax", "logsumexp", "cumsum"):
+            got = getattr(tr, name)(x.to(device), 0, segments=segments.to(device))
+            assert_bitwise_equal(got, reference_segments.apply(name, x, 0, bounds))
+    if device == "cuda":
+        wrong = torch.tensor([-3, 40, 2**40, 0, 2000, 7], device=device)
+        for name in ("sum", "amax", "softmax", "logsumexp", "cumsum"):
+            getattr(tr, name)(x.to(device), 0, segments=wrong)
+
+
+@pytest.mark.parametrize("rows", (1, 42, 2049, 16384))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
+def test_means_of_losses(device, dtype, rows):
+    x, labels = values((rows, 5), dtype, 4), torch.arange(rows) % 5
+    labels[3::7] = -100
+    for weight in (None, torch.rand(5, dtype=dtype)):
+        each = tr.cross_entropy(x, labels, weight, reduction="none")
+        kept = (labels >= 0).to(dtype) if weight is None else weight[labels.clamp(min=0)] * (labels >= 0)
+        wanted = tr.sum(each) / tr.sum(kept)
+        got = tr.cross_entropy(x.to(device), labels.to(device), None if weight is None else weight.to(device))
+        assert_bitwise_equal(got, wanted)
