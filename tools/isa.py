@@ -77,13 +77,14 @@ KERNEL = re.compile(
 ROWWISE_KERNEL = re.compile(
     r"(?P<family>map_rows_kernel|held_rows_kernel|held_columns_kernel|rowwise_packed_rows_kernel|rowwise_columns_kernel|"
     r"rowwise_wide_columns_states|rowwise_wide_columns_output|norm_gradients_kernel|rowwise_strided_leaf|fold_states|"
-    r"fold_weights|weight_\w+|runs_states)"
+    r"fold_weights|weight_\w+|runs_states|mean_of_losses)"
     r"<((?P<op>\w+)<(?P<accumulator>\w+)(, \d+)?>,? ?)?(?P<element>\w+)?(, (\([\w:]+\))?\w+)* ?>\("
 )
-# reduce_short_segments<Sum<float>, 4>(...)
+# reduce_short_segments<Sum<float>, 4>(...), scan_segment_windows<CumSum<float>, true>(...)
 SEGMENTS_KERNEL = re.compile(
-    r"(?P<family>reduce_(short|packed|any)_segments|reduce_(segment|narrow)_leaves|fold_segment_leaves)"
-    r"<(?P<op>\w+)<(?P<accumulator>\w+)>(, \d)? ?>\("
+    r"(?P<family>reduce_(short|packed|lone|any)_segments|reduce_(segment|narrow)_leaves|fold_segment_leaves|"
+    r"scan_segment_(windows|tiles)|rowwise_segment_teams)"
+    r"<(?P<op>\w+)<(?P<accumulator>\w+)>(, \w+)* ?>\("
 )
 # map_lines<ChannelMap<(Channels)0, float>, BF16>(...), sum_lines<double, double>(...)
 CHANNELS_KERNEL = re.compile(
