@@ -338,6 +338,10 @@ def test_every_row_is_met():
         for norm in (aten.batch_norm, aten.instance_norm):
             torch.vmap(lambda x, f=norm: f(x, ones, ones, None, None, True, 0.1, 1e-5, False))(images[None])
         torch.vmap(lambda x: aten.group_norm(x, 2, ones, ones, 1e-5, False))(images[None])
+        volumes, pooled = torch.rand(1, 4, 4, 4), torch.rand(1, 2, 2, 2)
+        aten._adaptive_avg_pool2d_backward(pooled[0], volumes[0, :2])
+        aten._adaptive_avg_pool3d_backward(pooled, volumes)
+        aten.avg_pool3d_backward(pooled, volumes, [2] * 3, [2] * 3, [0] * 3, False, True, None)
     after = tr.coverage()
     of_products = {*products.OVERLOADS, "scaled_dot_product_attention"}  # if another test has had them
     of_products.add("cdist")
