@@ -662,3 +662,20 @@ def test_numbers_are_taken_as_torch_takes_them():
     for wrong, error in ((1.5, TypeError), (None, TypeError), (2**63, ValueError), (-(2**70), ValueError)):
         with pytest.raises(error, match=r"cross_entropy.*ignore_index"):
             tr.cross_entropy(x, target, ignore_index=wrong)
+
+
+@pytest.mark.parametrize("rows", [1, 2048, 2049, 16384, 16385])  # on GPUs one launch makes means of up to 16384
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_mean_of_losses_is_their_sum_divided_once(device, dtype, rows):
+    x, labels = values((rows, 3), dtype, 1).to(device), (torch.arange(rows) % 3).to(device)
+    labels[1::5] = -100
+    each = tr.cross_entropy(x, labels, reduction="none", dtype=torch.float32)
+    wanted = tr.sum(each) / (labels >= 0).sum()
+    assert_bitwise_equal(tr.cross_entropy(x, labels), wanted.to(dtype))
+
+
+@pytest.mark.parametrize("losses", [torch.ones(0), torch.ones(3, dtype=torch.bfloat16)], ids=["none", "bfloat16"])
+def test_what_has_no_mean_of_losses(losses, device):
+    losses = losses.to(device)
+    with pytest.raises(RuntimeError, match="mean_loss: needs losses of float32 or float64, at least one"):
+        torch.ops.torchreduce.mean_loss.raw(losses, losses, True, torch.float32, 0)
