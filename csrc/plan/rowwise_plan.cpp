@@ -50,10 +50,9 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //       of up to 256 whose lanes meet in few banks ......... packed_rows
 //     what blocks hold on chip ............................. held_rows, in a form (held_rows.h):
 //       up to 256   several rows a warp: ShortGranules if rows are whole granules, else ShortWords
-//       16 bits     aligned HalfWarps up to 512, AlignedRows up to 1024 (layer_norm 1792) and for leaves that lack
-//                   granules; else Granules
+//       16 bits     if aligned HalfWarps up to 512, then AlignedRows; else Granules
 //       float32     Granules if aligned, else Words; one leaf (2048) a warp, a cluster of up to 8 blocks a row
-//       few aligned rows of norms, of 1024 to 8192 elements: Spread, four warps a leaf
+//       few aligned rows of norms, of 512 to 8192 elements: Spread, four warps a leaf
 //     16-bit rows whose inputs start at different places
 //     of their granules .................................... strided
 //     longer; or of more than 4 leaves, and nothing but

@@ -36,4 +36,15 @@ template <bool kBF16> __device__ __forceinline__ uint32_t canonical_pair(uint32_
 }
 #endif
 
+// Two results, rounded, as they are in memory.
+template <class E> __device__ __forceinline__ Packed<E, 2> rounded_two(float low, float high) {
+#ifdef TR_CANONICAL_PAIRS
+  if constexpr (sizeof(E) == 2) {
+    constexpr bool kBF16 = std::is_same<E, BF16>::value;
+    return bit_cast<Packed<E, 2>>(canonical_pair<kBF16>(kBF16 ? pack_bf16(low, high) : pack_f16(low, high)));
+  }
+#endif
+  return {{round_to<E>(low), round_to<E>(high)}};
+}
+
 }  // namespace torchreduce

@@ -22,8 +22,8 @@ constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
 enum class Form : int8_t { Words, Granules, AlignedRows, ShortWords, ShortGranules, HalfWarps, Spread };
 constexpr int kForms = 6;                                         // of a warp
 constexpr int kSpreadThreads = kResidues / 2, kSpreadLeaves = 4;  // of a leaf; of a row at most
-constexpr int kSpreadRows = 1;  // so many for each multiprocessor at most, so that a row's own time is what counts
-constexpr int kLeastSpread = kLeaf / 2;  // elements of a row
+constexpr int kSpreadRows = 4;  // so many for each multiprocessor at most, so that a row's own time is what counts
+constexpr int kLeastSpread = kLeaf / 4;  // elements of a row
 TR_HD constexpr bool is_short(Form form) { return form >= Form::ShortWords; }
 TR_HD constexpr bool by_granules(Form form) { return form != Form::Words && form != Form::ShortWords; }
 TR_HD constexpr bool is_aligned(int size, Form form) {
@@ -31,9 +31,11 @@ TR_HD constexpr bool is_aligned(int size, Form form) {
 }
 // A lane's chunks of granules that are of different residues.
 TR_HD constexpr int runs(int chunks, Form form) { return form == Form::HalfWarps ? 2 : is_short(form) ? chunks : 1; }
-// Chunks of aligned rows of one warp, 0 where there is no such kernel: of 16-bit floats that are summed more than once
-// more of them, since those take most instructions (H100, layer_norm of bfloat16, 768 and 1536: 0.37 ms instead of 0.47
-// and 0.50).
+// Chunks of aligned rows of one warp that have kernels of their own, 0 where there are no kernels for aligned rows: of
+// 16-bit floats that are summed more than once more of them, since those take most instructions (H100, layer_norm of
+// bfloat16, 768 and 1536: 0.37 ms instead of 0.47 and 0.50). By granules that may start anywhere, whole leaves take
+// more instructions, and so many that a multiprocessor's instruction cache has not room for them (H200, bfloat16, us of
+// layer_norm 32768 x 4096: 229, aligned 153; 8590 x 2048: 45, 25; rms_norm 2682 x 2560: 14.7, 11.8).
 TR_HD constexpr int most_aligned_chunks(const RowwiseFacts& f, int size) {
   return size != 2 || f.inputs > 1 || !f.looks() || !f.maps ? 0 : f.sums > 1 ? kLeafChunks - 1 : kHalfChunks;
 }
@@ -58,9 +60,7 @@ TR_HD constexpr bool has_kernel(const RowwiseFacts& f, int size, Form form, int 
       return has_kernel(f, size, Form::Granules, f.looks() ? kLeafChunks : kHalfChunks) &&
              (chunks == 2 || (chunks == 1 && f.sides() < 2));
     case Form::HalfWarps: return most > 0 && chunks == kHalfChunks;
-    case Form::AlignedRows:
-      // Longer ones for leaves that lack granules: not rms_norm, for which it is the same whether elements are there.
-      return most > 0 && (chunks == kLeafChunks ? f.sides() != 1 : chunks > 2 && chunks <= most);
+    case Form::AlignedRows: return most > 0 && (chunks == kLeafChunks || (chunks > 2 && chunks <= most));
     case Form::Words: return size == 4 && (chunks == kHalfChunks || (chunks == kLeafChunks && f.looks()));
     case Form::Granules:
       // rms_norm of float32 is as fast by words (H200, 64 to 51200: 0.99 to 1.0), softmax and log_softmax of 1024 are
@@ -207,8 +207,7 @@ inline std::optional<HeldRowsShape> shape_for(const RowwiseCall& call, const Dev
   } else if (by(Form::HalfWarps, aligned_rows && l.length <= kHalfWarp)) {
     s.log_lanes = kLogHalfLanes;
   } else {
-    const bool lacks = l.length <= kResidues * most_aligned_chunks(f, size) || l.length % kLeaf > 0;
-    if (!by(Form::AlignedRows, aligned_rows && lacks) && !by(Form::Granules, granules)) by(Form::Words, true);
+    if (!by(Form::AlignedRows, aligned_rows) && !by(Form::Granules, granules)) by(Form::Words, true);
   }
   if (!has_kernel(f, size, s.form, s.chunks) || (converts && size == 2 && !by_granules(s.form))) return {};
   const int64_t span = f.looks() ? kLeaf : int64_t(32) * kGroup * s.chunks;  // of a warp

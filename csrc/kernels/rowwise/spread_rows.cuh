@@ -17,11 +17,14 @@ template <class Op, class E> struct SpreadLeaf {
   static_assert(kThreads * 2 == kResidues && kWarps == 4, "two residues a thread, a tree over four warps");
   struct Warps { F sum[kWarps][kSums]; };  // of a leaf
 
+  template <class W> using Twos = Packed<W, 2>[kChunks];  // [chunk], as they are in memory
+
   const RowwiseKernelCall& call;
   const RowwiseStart start;
   const int number, thread, first, length, count;  // of the leaf; the thread's first position; elements of row and leaf
   F x[kChunks][2], weight[kChunks][2], bias[kChunks][2];
 
+  // All loads are on their way before the first of them is waited for.
   __device__ __forceinline__ explicit SpreadLeaf(const RowwiseKernelCall& call)
       : call(call),
         start(call.start(blockIdx.x)),
@@ -30,49 +33,53 @@ template <class Op, class E> struct SpreadLeaf {
         first(number * kLeaf + 2 * thread),
         length(int(call.length)),
         count(length - number * kLeaf < kLeaf ? length - number * kLeaf : kLeaf) {
-    load(static_cast<const E*>(call.in[0]) + start.in[0], F(0), x);
-    weights(call.weight, F(1), weight);
-    if constexpr (Op::kBiases) weights(call.bias, F(-0.0), bias);
-    if constexpr (Op::kAdds) add();
+    Twos<E> own, more;
+    load(static_cast<const E*>(call.in[0]) + start.in[0], own);
+    if constexpr (Op::kAdds) load(static_cast<const E*>(call.in[1]) + start.in[1], more);
+    if (call.weight_dtype == Dtype::F32) sides<F>();
+    else sides<E>();
+    values(own, x);
+    if constexpr (Op::kAdds) {
+      F added[kChunks][2];
+      values(more, added);
+      store(call.sum, [&](int c, int i) { return x[c][i] + added[c][i]; }, own);
+      values(own, x);
+    }
   }
   __device__ __forceinline__ bool is_there(int c) const { return first + c * kResidues < length; }
-  // Those that are not there are `missing`.
-  template <class W>
-  __device__ __forceinline__ void load(const W* from, F missing, F (&v)[kChunks][2]) const {
+  // Of chunks that are not there nothing is read, nor of their values.
+  template <class W> __device__ __forceinline__ void load(const W* from, Twos<W>& v) const {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+      if (is_there(c)) v[c] = *reinterpret_cast<const Packed<W, 2>*>(from + first + c * kResidues);
+  }
+  template <class W> __device__ __forceinline__ static void values(const Twos<W>& v, F (&to)[kChunks][2]) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) to[c][i] = convert<F>(v[c].item[i]);
+  }
+  __device__ __forceinline__ static void fill(F value, F (&to)[kChunks][2]) {
+#pragma unroll
+    for (auto& two : to) two[0] = two[1] = value;
+  }
+  template <class W> __device__ __forceinline__ void sides() {
+    Twos<W> w, b;
+    if (call.weight) load(static_cast<const W*>(call.weight), w);
+    if (Op::kBiases && call.bias) load(static_cast<const W*>(call.bias), b);
+    if (call.weight) values(w, weight);
+    else fill(F(1), weight);
+    if (Op::kBiases && call.bias) values(b, bias);
+    else fill(F(-0.0), bias);
+  }
+  // What value(chunk, i) says, rounded; `rounded` gets it, too.
+  template <class Value> __device__ __forceinline__ void store(void* out, Value value, Twos<E>& rounded) const {
+    E* const to = static_cast<E*>(out) + start.out + first;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      v[c][0] = v[c][1] = missing;
-      if (!is_there(c)) continue;
-      const auto two = *reinterpret_cast<const Packed<W, 2>*>(from + first + c * kResidues);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) v[c][i] = convert<F>(two.item[i]);
+      rounded[c] = rounded_two<E>(value(c, 0), value(c, 1));
+      if (is_there(c)) *reinterpret_cast<Packed<E, 2>*>(to + c * kResidues) = rounded[c];
     }
-  }
-  __device__ __forceinline__ void weights(const void* from, F missing, F (&v)[kChunks][2]) const {
-    if (from && call.weight_dtype == Dtype::F32) return load(static_cast<const F*>(from), missing, v);
-    if (from) return load(static_cast<const E*>(from), missing, v);
-#pragma unroll
-    for (auto& two : v) two[0] = two[1] = missing;
-  }
-  // What value(chunk, i) says.
-  template <class Value> __device__ __forceinline__ void store(void* out, Value value) const {
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      Packed<E, 2> two;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) two.item[i] = value(c, i);
-      if (is_there(c)) *reinterpret_cast<Packed<E, 2>*>(static_cast<E*>(out) + start.out + first + c * kResidues) = two;
-    }
-  }
-  // The second tensor to the first, rounded, which is also written.
-  __device__ __forceinline__ void add() {
-    F more[kChunks][2];
-    load(static_cast<const E*>(call.in[1]) + start.in[1], F(0), more);
-    store(call.sum, [&](int c, int i) {
-      const E sum = round_to<E>(x[c][i] + more[c][i]);
-      x[c][i] = convert<F>(sum);
-      return sum;
-    });
   }
   // The leaf's elements in memory.
   __device__ __forceinline__ LeafElements<E> elements() const {
@@ -137,9 +144,13 @@ __global__ void __launch_bounds__(held_rows::kSpreadThreads* held_rows::kSpreadL
   const State total = lanes_tree<Op>(shape.leaves, [&](int i) { return states[i]; });
   const auto row = Op::row(total, call.length, given, call.options, [](int64_t) { return F(0); });
   if (threadIdx.x == 0) Op::write(row, call.memory, leaf.start.value);
-  leaf.store(call.out, [&](int c, int i) {
-    return round_to<E>(Op::map(&leaf.x[c][i], leaf.weight[c][i], Op::kBiases ? leaf.bias[c][i] : F(-0.0), 0, row));
-  });
+  typename Leaf::template Twos<E> rounded;
+  leaf.store(
+      call.out,
+      [&](int c, int i) {
+        return Op::map(&leaf.x[c][i], leaf.weight[c][i], Op::kBiases ? leaf.bias[c][i] : F(-0.0), 0, row);
+      },
+      rounded);
 }
 
 }  // namespace torchreduce::gpu
