@@ -281,6 +281,18 @@ def test_block_tiles_that_have_a_multiprocessor_each_go_through_chains():
         assert _C.plan(*call, True)["family"] == family, (op, sizes, aligned)
 
 
+def test_few_block_tiles_of_a_chain_are_a_cluster():
+    """Which needs no workspace, and so no launch that clears it."""
+    numbers = NUMBERS[torch.float32], NUMBERS[torch.float32]
+    for rows, n, cluster in ((1, 8193, 2), (1, 2**16, 8), (1, 2**16 + 4, 1), (16, 2**16, 8), (17, 2**16, 1)):
+        call = ("cumsum", (rows, n), (2**17, 1), [1], *numbers, True, True, MULTIPROCESSORS, True)
+        with force_plan(family="chain"):
+            for clusters in (False, True):
+                p = _C.plan(*call, clusters=clusters)
+                assert p["shape"]["cluster"] == (cluster if clusters else 1), (rows, n)
+                assert (p["workspace"] == 0) == (p["shape"]["cluster"] > 1)
+
+
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32))
 def test_few_long_rows_with_indices_are_cut_into_tiles(dtype):
     """Ones that are longer than a warp walks, in tiles of 32 KiB, on any GPU."""

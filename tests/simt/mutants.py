@@ -446,6 +446,16 @@ MUTANTS = (
         "if (s.tiles > 1) s.workspace = look_back_workspace(call, s.tiles);",
         "scan_plan", ("chain",), "asan",
     ),
+    Mutant(
+        "a cluster's totals are taken before they are there", "kernels/scan/chain.cuh",
+        "barrier_wait(&shared.arrived, 0);", "",
+        "scan.CumSum", ("chain",), every=1,
+    ),
+    Mutant(
+        "a block tile's total goes to the one after it alone", "kernels/scan/chain.cuh",
+        "if (lane > tile && lane < int(space.tiles)) put", "if (lane == tile + 1 && lane < int(space.tiles)) put",
+        "scan.CumSum", ("chain",), every=1,
+    ),
     # ---- scans of rows that lanes hold as a whole
     Mutant(
         "results are stored before they are there", "kernels/scan/short_rows.cuh",
@@ -1375,6 +1385,12 @@ MUTANTS = (
     Mutant(
         "the second of two tensors is not added", "kernels/rowwise/held_granules.cuh",
         "g[c] = rounded<false>(v);", "g[c] = g[c];",
+        "rowwise.SQUARES", ("rowwise",), every=1,
+    ),
+    Mutant(
+        "the warps of a leaf out of order", "kernels/rowwise/spread_rows.cuh",
+        "(warps.sum[0][s] + warps.sum[1][s]) + (warps.sum[2][s] + warps.sum[3][s])",
+        "(warps.sum[0][s] + warps.sum[2][s]) + (warps.sum[1][s] + warps.sum[3][s])",
         "rowwise.SQUARES", ("rowwise",), every=1,
     ),
     Mutant(

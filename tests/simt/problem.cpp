@@ -210,7 +210,7 @@ template <class Call> void run_emulated(Call& call, const DeviceFacts& device,
 DeviceFacts emulated(int multiprocessors) {
   const bool bulk_copies = simt::options.bulk_copies;
   const int shared = bulk_copies ? simt::kMostShared : kPortableShared;
-  return {true, multiprocessors, bulk_copies, shared, bulk_copies};
+  return {true, multiprocessors, bulk_copies, shared, bulk_copies, true, bulk_copies};
 }
 template <class Call> void emulate(Call& call, int multiprocessors, const char* (*entry)(const Call&, void*, void*),
                                    std::string& plan_text) {

@@ -1,8 +1,10 @@
 // Scans of few long rows, where there is no ring: a block tile a block (tiles.cuh). Shared memory has the block tile's
 // elements, in runs, and the totals of its tiles. A warp copies a run of neighbouring tiles and sums it; when one warp
-// has found what precedes the block tile, each takes its run again, and stores its results.
+// has found what precedes the block tile, each takes its run again, and stores its results. Block tiles of a row of few
+// are a cluster: each sends its total to those after it, and waits for those before it.
 #pragma once
 #include "chain.h"
+#include "kernels/common/cluster.cuh"
 #include "tiles.cuh"
 
 namespace torchreduce::gpu {
@@ -177,10 +179,13 @@ template <class S, class Load, class Store> struct ChainTile {
   using One = std::conditional_t<(kInputsOf<Load> > 1), TypedLoad<E>, Load>;
   using Offset = std::conditional_t<is_pair<Load>, PairOffset, int64_t>;
   static constexpr int kThreads = gpu::kThreads, kBlocks = kChainBlocks<S, Load>;
+  struct alignas(8) Slot { Acc total; };
   struct Shared {
     int64_t job;       // its ticket: each thread divides for itself, which takes fewer registers
     Acc totals[kFan];  // of tiles; then up to each
     Wide initial, carry;
+    Slot earlier[scans::chain::kMostCluster];  // of a cluster: totals of block tiles
+    Barrier arrived;                           // with these
   };
 
   const S op;
@@ -190,7 +195,7 @@ template <class S, class Load, class Store> struct ChainTile {
   const ChainJob job;
   const RowStart start;
   const ScanStride stride;
-  const bool granules, staged;
+  const bool granules, staged, clustered;
   const int warp, lane;
   const Offset from, step;  // where the row starts, and from position to position
   const int64_t begin;      // the run's first position
@@ -210,6 +215,7 @@ template <class S, class Load, class Store> struct ChainTile {
         stride(scan_stride(call.layout)),
         granules(shape.granules),
         staged(kAlwaysStaged<Load> || shape.staged),
+        clustered(shape.cluster > 1),
         warp(int(threadIdx.x) / kLanes),
         lane(lane_id()),
         from(input_start<Load>(call, start, job.row)),
@@ -281,7 +287,33 @@ template <class S, class Load, class Store> struct ChainTile {
     return S::group(items);
   }
 
+  __device__ __forceinline__ void begin_cluster() const {
+#ifdef TR_CLUSTERS
+    if (threadIdx.x == 0) {
+      barrier_init(&shared.arrived, 1);
+      barriers_made();
+      barrier_expect(&shared.arrived, uint32_t(job.tile) * uint32_t(sizeof(Slot)));
+    }
+    cluster_arrive();
+#endif
+  }
+  // What precedes the block tile, whose total is `own`. By one warp, when all have begun.
+  __device__ __forceinline__ Wide cluster_carry([[maybe_unused]] Acc own) const {
+    Wide carry = shared.initial;
+#ifdef TR_CLUSTERS
+    const int tile = int(job.tile);
+    if (lane > tile && lane < int(space.tiles)) put(&shared.earlier[tile], &shared.arrived, Slot{own}, lane);
+    if (tile > 0) {
+      barrier_wait(&shared.arrived, 0);
+      const Wide value = sklansky<S>(lane < tile ? S::widen(shared.earlier[lane].total) : S::wide_absent());
+      carry = S::combine(carry, shuffle(value, tile - 1));
+    }
+#endif
+    return carry;
+  }
+
   __device__ __forceinline__ void sum() {
+    if (clustered) begin_cluster();
     if (staged) copy();
     if (threadIdx.x == 0) shared.initial = row_carry<S, Load>(call, job.row);
     if (staged) wait_copies<0>();
@@ -299,9 +331,13 @@ template <class S, class Load, class Store> struct ChainTile {
       if (lane == kLanes - 1) shared.totals[warp * kRunTiles + k] = upto[k];
   }
   __device__ __forceinline__ void carry() {
+#ifdef TR_CLUSTERS
+    if (clustered) cluster_wait();
+#endif
     if (warp > 0) return;
     const Acc tiles_upto = shared.totals[lane] = sklansky<S>(shared.totals[lane]);
-    const Wide found = chain_carry<S>(space, job.row, job.tile, shuffle(tiles_upto, kLanes - 1), shared.initial);
+    const Acc own = shuffle(tiles_upto, kLanes - 1);
+    const Wide found = clustered ? cluster_carry(own) : chain_carry<S>(space, job.row, job.tile, own, shared.initial);
     if (lane == 0) shared.carry = found;
   }
   __device__ __forceinline__ void store() {

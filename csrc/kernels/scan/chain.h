@@ -1,4 +1,4 @@
-// Few long rows: a block tile a block, carries by look-back. Of any layout and type.
+// Few long rows: a block tile a block, carries by look-back, or within a cluster. Of any layout and type.
 #pragma once
 #include "row_call.h"
 
@@ -6,11 +6,13 @@ namespace torchreduce::scans {
 
 struct ChainShape : ScanLaunch {
   int64_t tiles = 1;      // block tiles a row
+  int cluster = 1;        // blocks that tell each other their totals: those of a row
   bool granules = false;  // elements and results move 16 bytes at a time
   bool staged = false;    // there is room for a block tile in shared memory
 
   template <class Visit> void each(Visit visit) const {
     visit("tiles", tiles);
+    visit("cluster", cluster);
     visit("granules", granules);
     visit("staged", staged);
   }
@@ -21,6 +23,8 @@ constexpr int kChainShared = 2 << 10;  // bytes of shared memory that the kernel
 namespace chain {
 
 using namespace plans;
+
+constexpr int kMostCluster = 8;  // blocks: what every GPU with clusters has
 
 inline std::optional<ChainShape> serves(const ScanCall& call, const DeviceFacts& device, const PlanOverride& forced) {
   if (facts(call.op).indexed) return {};
@@ -37,7 +41,9 @@ inline std::optional<ChainShape> serves(const ScanCall& call, const DeviceFacts&
     s.shared = shared;
     s.declared = kChainShared;
   }
-  s.workspace = look_back_workspace(call, s.tiles);
+  // Few short rows: nothing has to be zero before the launch then, which would be one more.
+  if (device.clusters && s.tiles > 1 && s.tiles <= kMostCluster && few_tiles(call, device)) s.cluster = int(s.tiles);
+  else s.workspace = look_back_workspace(call, s.tiles);
   return s;
 }
 

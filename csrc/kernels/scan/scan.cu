@@ -93,6 +93,7 @@ template <class S, class Load, class Store> struct Launches {
     if constexpr (sizeof(typename S::Acc) <= kWalkedAcc && !S::kIndexed) run(scan_rows<S, Load, Store>, shape);
   }
   void operator()(const scans::ChainShape& shape) {
+    queue.cluster = shape.cluster;
     if constexpr (!S::kIndexed) run(scan_tiles<ChainTile<S, Load, Store>>, shape, workspace);
   }
   void operator()(const scans::ExtremeRowsShape& shape) {
