@@ -11,10 +11,10 @@ namespace torchreduce::gpu {
 // The sums of columns, from those of their units, by a kernel whose blocks are there when those that made them end.
 template <class F> void fold_columns(const RowwiseCall& call, int64_t units, const F* partials, Queue queue) {
   using namespace weight_columns;
-  const int log_columns = log_fold_columns(call.layout.rows);
+  const FoldShape shape = fold_shape(call.layout.rows, units);
   queue.early = launches_early();
-  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << log_columns), kFoldThreads, 0, queue, call, units,
-          log_columns, partials);
+  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << shape.log_columns),
+          shape.parts << shape.log_columns, 0, queue, call, units, shape.log_columns, partials);
 }
 
 template <class F, bool kCentered> void launch_sums(const PlannedRowwise& call, const WeightColumnsShape& shape,
