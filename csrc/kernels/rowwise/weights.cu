@@ -1,5 +1,6 @@
 // Launches of what is summed over rows: the gradients of weights and biases, alone and together with those of norms;
 // the mean of losses.
+#include "few_norm_rows.cuh"
 #include "kernels/common/gpu.h"
 #include "losses.cuh"
 #include "norm_gradients.cuh"
@@ -33,11 +34,16 @@ template <class F, bool kCentered> void launch_sums(const PlannedRowwise& call, 
 }
 
 template <template <class> class Op>
-void launch_gradients([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const NormGradientsShape& shape,
-                      [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+void launch_gradients(const RowwiseCall& call, const NormGradientsShape& shape, [[maybe_unused]] void* workspace,
+                      Queue queue) {
+  const RowwiseKernelCall rows = plain_rows(call);
+  if (shape.few)
+    return with_element(call.dtype, [&](auto element) {
+      using E = decltype(element);
+      enqueue(few_norm_gradients_kernel<Op<float>, E>, shape.blocks, shape.threads, 0, queue, rows, shape);
+    });
 #ifdef TR_BULK_COPIES
   float* const partials = static_cast<float*>(workspace);
-  const RowwiseKernelCall rows = plain_rows(call);
   queue.cluster = shape.cluster;
   const auto enqueue_gradients = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);

@@ -27,9 +27,9 @@ constexpr int kColumns = 32;                          // of a block that goes el
 constexpr int kFoldThreads = 512;                     // of a block that brings the sums of units together, at most
 
 // A block that does: columns, as a power of two, and threads that have a part of a column's units each, kFoldAtOnce or
-// more. Of each unit's sums a line, or less, down to a sector, where there would be too few blocks, and more parts are of
-// use. H100, layer_norm, sums of 4096 columns from 512 units and of 1024 from 2048: 32 columns 10.8 and 18.2 us, 16 14.6
-// and 13.3, 8 21.2 and 13.4.
+// more. Of each unit's sums a line, or less, down to a sector, where there would be too few blocks, and more parts are
+// of use. H100, layer_norm, sums of 4096 columns from 512 units and of 1024 from 2048: 32 columns 10.8 and 18.2 us,
+// 16 14.6 and 13.3, 8 21.2 and 13.4.
 constexpr int kFoldAtOnce = 16;
 struct FoldShape { int log_columns, parts; };
 inline FoldShape fold_shape(int64_t columns, int64_t units) {
