@@ -1415,7 +1415,7 @@ MUTANTS = (
     ),
     Mutant(
         "runs of few rows in another order", "kernels/rowwise/few_norm_rows.cuh",
-        "(of << shape.log_warps) + g]", "(of << shape.log_warps) + (g % 4 % 3 ? g ^ 3 : g)]",
+        "shared.columns[first + g]", "shared.columns[first + (g % 4 % 3 ? g ^ 3 : g)]",
         "weights", ("rowwise",), every=1,
     ),
 )  # fmt: skip

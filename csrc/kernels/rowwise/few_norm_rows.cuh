@@ -219,22 +219,24 @@ __global__ void TR_BLOCK_BOUND(norm_gradients::kMostFewThreads)
   for (int s = 0; s < kSums; ++s)
     *reinterpret_cast<Packed<F, 2>*>(&shared.columns[warp][s][2 * lane_id()]) = {sums.sum[s][0], sums.sum[s][1]};
   __syncthreads();
+#pragma unroll
+  for (int s = 0; s < kSums; ++s) {
+    if (!call.memory.values[s]) continue;
+    // By the first threads, of the second sum by those from the middle on.
 #pragma unroll 1
-  for (int i = number; i < tiles * kSums * kTile; i += shape.threads) {
-    const int c = i % kTile, which = i / kTile % kSums, of = i / (kTile * kSums);
-    const int column = (first_tile + of) * kTile + c;
-    if (column >= int(call.length) || !call.memory.values[which]) continue;
-    F v[kWarps];
+    for (int i = number ^ s * shape.threads / 2; i < tiles * kTile; i += shape.threads) {
+      const int c = i % kTile, first = i / kTile << shape.log_warps, column = first_tile * kTile + i;
+      if (column >= int(call.length)) break;
+      F v[kWarps];
 #pragma unroll
-    for (int g = 0; g < kWarps; ++g)
-      v[g] = g >> shape.log_warps == 0 ? shared.columns[(of << shape.log_warps) + g][which][c] : F(-0.0);
+      for (int g = 0; g < kWarps; ++g) v[g] = g >> shape.log_warps == 0 ? shared.columns[first + g][s][c] : F(-0.0);
 #pragma unroll
-    for (int d = 1; d < kWarps; d *= 2)
-      if (d >> shape.log_warps == 0)
+      for (int d = 1; d < kWarps; d *= 2)
+        if (d >> shape.log_warps == 0)
 #pragma unroll
-        for (int g = 0; g < kWarps; g += 2 * d) v[g] = v[g] + v[g + d];
-    if (which == 0) store_as(call.memory.dtypes[0], call.memory.values[0], column, v[0]);
-    else store_as(call.memory.dtypes[1], call.memory.values[1], column, v[0]);
+          for (int g = 0; g < kWarps; g += 2 * d) v[g] = v[g] + v[g + d];
+      store_as(call.memory.dtypes[s], call.memory.values[s], column, v[0]);
+    }
   }
 }
 
