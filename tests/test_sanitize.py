@@ -414,11 +414,13 @@ def test_rows_looked_at_twice(device, dtype, forced):
     (
         *((5, 8), (300, 40), (4100, 136), (2500, 264), (1, 4096), (40, 5128), (600, 8200), (3, 16384)),
         *((70, 1), (2049, 17), (600, 129), (300, 255), (2500, 257), (40, 2049), (300, 4097), (20, 9358)),  # anywhere
+        *((1, 2), (2, 768), (17, 2050), (64, 6146), (255, 1026), (256, 2048), (257, 2048), (3, 16386)),  # few or not
     ),
 )
 def test_gradients_of_weights(device, dtype, rows, n):
     x, g = values((rows, n), dtype, seed=1), values((rows, n), dtype, seed=2)
     weight, bias = values((n,), dtype, seed=3), values((n,), dtype, seed=4)
+    wide = [t.to(torch.promote_types(dtype, torch.float32)) for t in (weight, bias)]
 
     def run(*inputs):
         x, g, weight, bias = (t.detach().requires_grad_() for t in inputs)
@@ -428,6 +430,8 @@ def test_gradients_of_weights(device, dtype, rows, n):
     expected = run(x, g, weight, bias)
     found = run(*(t.to(device) for t in (x, g, weight, bias)))
     assert_bitwise_equal(tuple(t.cpu() for t in found), expected)
+    found = run(*(t.to(device) for t in (x, g, *wide)))
+    assert_bitwise_equal(tuple(t.cpu() for t in found), run(x, g, *wide))
     off = LAYOUTS["misaligned"]
     found = run(off(x.to(device)), *(t.to(device) for t in (g, weight, bias)))  # starts elsewhere than g
     assert_bitwise_equal(tuple(t.cpu() for t in found), expected)

@@ -36,10 +36,12 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 // Which family serves a call, unforced. Elements of float32 or 16-bit floats, in at most 4 kept dims, which the op's
 // accumulator takes as they are; all else is strided's.
 //
-//   gradients of a norm and of its weights together ........ norm_gradients: rows that start anywhere, of up to 255
-//                                                            in registers, longer ones where the device has bulk
-//                                                            copies and a block, or a cluster of up to 8, has room
-//                                                            for them; else held_rows and weight_columns, in turn
+//   gradients of a norm and of its weights together ........ norm_gradients: up to 256 rows of whole pairs, of up to
+//                                                            16384, by one launch that reads them twice; rows that
+//                                                            start anywhere, of up to 255 in registers, longer ones
+//                                                            where the device has bulk copies and a block, or a
+//                                                            cluster of up to 8, has room for them; else held_rows
+//                                                            and weight_columns, in turn
 //   gradients of weights alone ............................. weight_columns
 //   no sums: LogSumExp-, CrossEntropy-, Entropy-,
 //   MomentsGradient ........................................ held_rows, float32 by Words of half a leaf; map_rows for
@@ -67,7 +69,7 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //   any other strides ...................................... strided
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
     {"norm_gradients", "rows in registers or shared memory, for the gradients of norms and of their weights",
-     kShapeOf<norm_gradients::serves>},
+     kShapeOf<norm_gradients::serves>, true},
     {"packed_rows", "short rows, aligned or not, by way of shared memory to registers and back",
      kShapeOf<rowwise_packed_rows::serves>},
     {"held_rows", "rows kept in registers between the passes", kShapeOf<held_rows::serves>},

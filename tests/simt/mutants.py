@@ -1418,6 +1418,22 @@ MUTANTS = (
         "sums[at + d * shape.lanes]", "sums[at + d]",
         "weights", ("rowwise",), every=1,
     ),
+    Mutant(
+        "the last of few rows counts for those that are not there", "kernels/rowwise/few_norm_rows.cuh",
+        "start + j < rows ? to_weight : F(-0.0)", "to_weight",
+        "weights", ("rowwise",), every=1,
+    ),
+    Mutant(
+        "the warps of few rows in another order", "kernels/rowwise/few_norm_rows.cuh",
+        "own = warps[lane_id() & (count - 1)];",
+        "own = warps[(lane_id() % 4 % 3 ? lane_id() ^ 3 : lane_id()) & (count - 1)];",
+        "weights", ("rowwise",), every=1,
+    ),
+    Mutant(
+        "runs of few rows in another order", "kernels/rowwise/few_norm_rows.cuh",
+        "shared.columns[first + g]", "shared.columns[first + (g % 4 % 3 ? g ^ 3 : g)]",
+        "weights", ("rowwise",), every=1,
+    ),
 )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ struct Case {
   int apart = 0;          // elements that results start later in their granule than the input
   bool together = false;  // the gradient of a norm comes together with those of its weights
   bool plain = false;     // no weights
+  bool few = false;       // rows are not taken for many
+  bool unbiased = false;  // there is no gradient of a bias
   int64_t run = 0;        // positions lie in runs of so many, (n / run, before, run) in memory
   int leaves = -1;        // force_plan's
 };
@@ -211,7 +213,7 @@ RowwiseCall make(const Case& c, Tensors& t, uint64_t seed) {
     m.plane = rows;
   }
   const bool of_columns = sums_over_rows(c.op) || c.together;
-  for (int k = 0; k < (c.together ? values_of(of_weights(c.op)) : values_of(c.op)); ++k) {
+  for (int k = 0; k < (c.unbiased ? 1 : c.together ? values_of(of_weights(c.op)) : values_of(c.op)); ++k) {
     m.dtypes[k] = forward(c.op) == Rowwise::CrossEntropy ? c.accumulator : c.result;
     t.values[k].make(of_columns ? c.n : rows, size_of(m.dtypes[k]));
     m.values[k] = t.values[k].data();
@@ -256,7 +258,7 @@ bool check(const Case& c, uint64_t seed) {
   PlanOverride forced;
   forced.family = c.family;
   forced.leaves = c.leaves;
-  if (facts(c.op).weights && seed / 2 % 2) forced.lanes = 32;  // few rows as many of them
+  if (facts(c.op).weights && !c.few && seed / 4 % 2) forced.lanes = 32;  // few rows as many of them
   force_plan(forced);
   try {
     call.plan = plan(call, device);
@@ -453,6 +455,32 @@ long check_rowwise(uint32_t seed, long every, bool few) {
           together.together = true;
           together.leaves = leaves;
           together.apart = apart;
+          run(together);
+        }
+      // Few rows, around the borders of pairs and leaves, and of the rows that a warp and a block have.
+      if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
+        for (const auto& [rows, n, skipped, gap, unbiased] : {std::tuple(1, 2, 0, 0, true),
+                                                              {2, 768, 0, 0, false},
+                                                              {3, 254, 2, 0, true},
+                                                              {4, 256, 0, 2, false},
+                                                              {8, 258, 0, 0, true},
+                                                              {9, 2046, 2, 2, true},
+                                                              {17, 2048, 0, 0, false},
+                                                              {5, 2050, 0, 6, true},
+                                                              {33, 1026, 0, 0, true},
+                                                              {64, 130, 0, 0, false},
+                                                              {65, 300, 2, 0, true},
+                                                              {128, 66, 0, 0, true},
+                                                              {129, 2052, 0, 0, true},
+                                                              {255, 128, 0, 8, false},
+                                                              {256, 322, 0, 0, true},
+                                                              {2, 10244, 0, 0, true},
+                                                              {3, 16384, 0, 0, true},
+                                                              {3, 16386, 0, 0, true}}) {  // by a cluster
+          Case together = with({op, d, rows, n, 1, skipped, gap, "norm_gradients"});
+          together.together = true;
+          together.few = true;
+          together.unbiased = unbiased;
           run(together);
         }
       // Several tiles to a line, rows that follow one another in one tensor alone, and columns of whole granules.

@@ -1,4 +1,4 @@
-// The gradients of norms together with those of their weights and biases: g and x are read once.
+// The gradients of norms together with those of their weights and biases: g and x are read once, of few rows twice.
 #pragma once
 #include "rows_call.h"
 
@@ -14,6 +14,10 @@ struct NormGradientsShape : RowwiseLaunch {
   bool anywhere = false;  // rows start or end off a granule, short ones off a group
   int writers = 32;       // threads that have columns
   int summers = 32;       // those that sum along rows
+  // Few rows: the first blocks have rows, each by so many threads; the others have columns, each by so many warps,
+  // which have `run` rows each.
+  bool few = false;
+  int row_blocks = 0, log_threads = 0, log_warps = 0;
 
   template <class Visit> void each(Visit visit) const {
     visit("units", units);
@@ -21,6 +25,7 @@ struct NormGradientsShape : RowwiseLaunch {
     visit("cluster", cluster);
     visit("lanes", lanes);
     visit("anywhere", anywhere);
+    visit("few", few);
   }
 };
 
@@ -110,6 +115,37 @@ inline NormGradientsShape short_rows(const Layout& l, int sums, bool anywhere, i
   return s;
 }
 
+// Few rows (few_norm_rows.cuh): threads of a leaf, and of a block at most; leaves of a row at most. Rows that a warp
+// has on their way at once, which it has all in all as long as so many warps are not more than kFewWarps.
+constexpr int kFewThreads = kResidues / 2, kMostFewLeaves = 8, kMostFewThreads = kFewThreads * kMostFewLeaves;
+constexpr int kFewAtOnce = 8, kFewWarps = 16;
+static_assert(kFewWarps * 2 * kFewAtOnce == kResidues, "a warp has two batches at most");
+
+// Rows of pairs of elements, each of which is a residue of its own. Forced lanes or leaves are those of other kernels.
+inline std::optional<NormGradientsShape> few_rows(const RowwiseCall& call, const PlanOverride& forced) {
+  const Layout& l = call.layout;
+  const auto pairs = [](const void* p, Dtype d) { return reinterpret_cast<uintptr_t>(p) % (2 * size_of(d)) == 0; };
+  if (forced.lanes > 0 || forced.leaves > 0 || forced.vector_loads == 0) return {};
+  if (l.rows > kResidues || l.length > kMostFewLeaves * kLeaf || l.length % 2 != 0) return {};
+  for (int64_t pitch : {l.in[0], l.out[0], call.more_strides[0][0]})
+    if (l.kept == 1 && pitch % 2 != 0) return {};
+  for (const void* p : {call.in[0], call.in[1], static_cast<const void*>(call.out)})
+    if (!pairs(p, call.dtype)) return {};
+  if (!pairs(call.weight, call.weight_dtype)) return {};
+  NormGradientsShape s;
+  s.few = true;
+  const int64_t of_row = kFewThreads * power_of_two(ceil_div(l.length, kLeaf));
+  const int64_t warps = std::min<int64_t>(kFewWarps, power_of_two(ceil_div(l.rows, kFewAtOnce)));
+  s.threads = int(std::max(of_row, 32 * warps));
+  const int64_t of_column = std::min<int64_t>(s.threads / 32, power_of_two(l.rows));
+  while (1 << s.log_threads < of_row) ++s.log_threads;
+  while (1 << s.log_warps < of_column) ++s.log_warps;
+  s.run = int(power_of_two(ceil_div(l.rows, of_column)));
+  s.row_blocks = int(ceil_div(l.rows, s.threads / of_row));
+  s.blocks = s.row_blocks + ceil_div(l.length, s.threads / of_column * 2);
+  return s;
+}
+
 inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const DeviceFacts& device,
                                                 const PlanOverride& forced) {
   const bool rms = call.op == Rowwise::RmsNormGradient, layer = call.op == Rowwise::LayerNormGradient;
@@ -125,6 +161,8 @@ inline std::optional<NormGradientsShape> serves(const RowwiseCall& call, const D
   for (const void* p : {call.in[0], call.in[1], static_cast<const void*>(call.out)})
     if (reinterpret_cast<uintptr_t>(p) % size != 0) return {};
   if (call.weight && call.weight_dtype != call.dtype && call.weight_dtype != Dtype::F32) return {};
+  if (const auto few = few_rows(call, forced)) return few;
+  if (!device.wide_reductions) return {};
   if (l.length < kResidues) return short_rows(l, layer ? 2 : 1, anywhere, device.multiprocessors);
   if (!device.bulk_copies) return {};
   const RowwiseFacts f = facts(call.op);

@@ -1,5 +1,6 @@
 // Launches of what is summed over rows: the gradients of weights and biases, alone and together with those of norms;
 // the mean of losses.
+#include "few_norm_rows.cuh"
 #include "kernels/common/gpu.h"
 #include "losses.cuh"
 #include "norm_gradients.cuh"
@@ -11,10 +12,10 @@ namespace torchreduce::gpu {
 // The sums of columns, from those of their units, by a kernel whose blocks are there when those that made them end.
 template <class F> void fold_columns(const RowwiseCall& call, int64_t units, const F* partials, Queue queue) {
   using namespace weight_columns;
-  const int log_columns = log_fold_columns(call.layout.rows);
+  const FoldShape shape = fold_shape(call.layout.rows, units);
   queue.early = launches_early();
-  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << log_columns), kFoldThreads, 0, queue, call, units,
-          log_columns, partials);
+  enqueue(fold_weights<F>, 2 * plans::ceil_div(call.layout.rows, 1 << shape.log_columns),
+          shape.parts << shape.log_columns, 0, queue, call, units, shape.log_columns, partials);
 }
 
 template <class F, bool kCentered> void launch_sums(const PlannedRowwise& call, const WeightColumnsShape& shape,
@@ -33,11 +34,16 @@ template <class F, bool kCentered> void launch_sums(const PlannedRowwise& call, 
 }
 
 template <template <class> class Op>
-void launch_gradients([[maybe_unused]] const RowwiseCall& call, [[maybe_unused]] const NormGradientsShape& shape,
-                      [[maybe_unused]] void* workspace, [[maybe_unused]] Queue queue) {
+void launch_gradients(const RowwiseCall& call, const NormGradientsShape& shape, [[maybe_unused]] void* workspace,
+                      Queue queue) {
+  const RowwiseKernelCall rows = plain_rows(call);
+  if (shape.few)
+    return with_element(call.dtype, [&](auto element) {
+      using E = decltype(element);
+      enqueue(few_norm_gradients_kernel<Op<float>, E>, shape.blocks, shape.threads, 0, queue, rows, shape);
+    });
 #ifdef TR_BULK_COPIES
   float* const partials = static_cast<float*>(workspace);
-  const RowwiseKernelCall rows = plain_rows(call);
   queue.cluster = shape.cluster;
   const auto enqueue_gradients = [&](auto kernel) {
     enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, partials);

@@ -142,9 +142,9 @@ template <class F>
 __global__ void __launch_bounds__(weight_columns::kFoldThreads)
     fold_weights(TR_GRID_CONSTANT RowwiseCall call, int64_t units, int log_columns, const F* partials) {
   using namespace weight_columns;
-  constexpr int kAtOnce = 16;
+  constexpr int kAtOnce = kFoldAtOnce;
   const Layout& l = call.layout;
-  const int which = int(blockIdx.x % 2), part = int(threadIdx.x) >> log_columns, parts = kFoldThreads >> log_columns;
+  const int which = int(blockIdx.x % 2), part = int(threadIdx.x) >> log_columns, parts = int(blockDim.x) >> log_columns;
   const int64_t column = (int64_t(blockIdx.x / 2) << log_columns) + (int(threadIdx.x) & ((1 << log_columns) - 1));
   if (!call.memory.values[which]) return;
   await_launches();

@@ -24,15 +24,19 @@ constexpr int kGroups = kThreads / kLanes;            // of a block, each with s
 constexpr int kRun = 4;                               // residues of a thread
 constexpr int kUnits = kResidues / (kGroups * kRun);  // of a leaf
 constexpr int kColumns = 32;                          // of a block that goes element by element
-constexpr int kFoldThreads = 512;                     // of a block that brings the sums of units together
+constexpr int kFoldThreads = 512;                     // of a block that brings the sums of units together, at most
 
-// Columns of such a block, as a power of two: of each unit's sums a line, or less, down to a sector, where there would
-// be too few blocks. H100, layer_norm, sums of 4096 columns from 512 units and of 1024 from 2048: 32 columns 10.8 and
-// 18.2 us, 16 14.6 and 13.3, 8 21.2 and 13.4.
-inline int log_fold_columns(int64_t columns) {
+// A block that does: columns, as a power of two, and threads that have a part of a column's units each, kFoldAtOnce or
+// more. Of each unit's sums a line, or less, down to a sector, where there would be too few blocks, and more parts are
+// of use. H100, layer_norm, sums of 4096 columns from 512 units and of 1024 from 2048: 32 columns 10.8 and 18.2 us,
+// 16 14.6 and 13.3, 8 21.2 and 13.4.
+constexpr int kFoldAtOnce = 16;
+struct FoldShape { int log_columns, parts; };
+inline FoldShape fold_shape(int64_t columns, int64_t units) {
+  const int64_t parts = power_of_two(ceil_div(units, kFoldAtOnce));
   int log = 5;
-  while (log > 3 && 2 * ceil_div(columns, 1 << log) < 128) --log;
-  return log;
+  while (log > 3 && 2 * ceil_div(columns, 1 << log) < 128 && parts > kFoldThreads >> log) --log;
+  return {log, int(std::min<int64_t>(parts, kFoldThreads >> log))};
 }
 
 // Whether rows are neighbouring elements, whole granules of them, in both inputs.
