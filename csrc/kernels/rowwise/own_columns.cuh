@@ -18,6 +18,8 @@ template <class Op, class E, int kBytes, int kRun, int kDepth> struct OwnColumns
   using Piece = Packed<std::conditional_t<kBytes == 2, uint16_t, uint32_t>, kBytes == 2 ? 1 : kBytes / 4>;
   static constexpr int kSize = int(sizeof(E)), kPer = kBytes / kSize, kInputs = Op::kInputs;
   static constexpr int kHeld = rowwise_columns::held_inputs(kInputs, kBytes, kDepth), kCopied = kInputs - kHeld;
+  static constexpr bool kSkips =
+      kCopied == 0;  // what is not there, instead of taking it for absent: no load to wait for
   struct alignas(kPer * 4 < 16 ? kPer * 4 : 16) Values { F item[kPer]; };
 
   const RowwiseKernelCall& call;
@@ -112,6 +114,7 @@ template <class Op, class E, int kBytes, int kRun, int kDepth> struct OwnColumns
       for (int j = 0; j < kPer; ++j) v[j] = F(-0.0);
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
+        if (kSkips && !has(kFirst, d)) continue;
         F x[kPer][kInputs];
         elements(kFirst, d, x);
 #pragma unroll
@@ -214,6 +217,7 @@ __device__ __forceinline__ void own_columns(const RowwiseKernelCall& call, const
     for (int r = 0; r < kRun; ++r)
 #pragma unroll
       for (int d = 0; d < kDepth; ++d) {
+        if (C::kSkips && !c.has(r, d)) continue;
         F x[C::kPer][C::kInputs];
         c.elements(r, d, x);
 #pragma unroll
