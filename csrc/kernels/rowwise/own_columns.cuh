@@ -18,8 +18,8 @@ template <class Op, class E, int kBytes, int kRun, int kDepth> struct OwnColumns
   using Piece = Packed<std::conditional_t<kBytes == 2, uint16_t, uint32_t>, kBytes == 2 ? 1 : kBytes / 4>;
   static constexpr int kSize = int(sizeof(E)), kPer = kBytes / kSize, kInputs = Op::kInputs;
   static constexpr int kHeld = rowwise_columns::held_inputs(kInputs, kBytes, kDepth), kCopied = kInputs - kHeld;
-  static constexpr bool kSkips =
-      kCopied == 0;  // what is not there, instead of taking it for absent: no load to wait for
+  // What is not there is skipped instead of being taken for absent, where no load has to wait for that.
+  static constexpr bool kSkips = kCopied == 0;
   struct alignas(kPer * 4 < 16 ? kPer * 4 : 16) Values { F item[kPer]; };
 
   const RowwiseKernelCall& call;
