@@ -57,9 +57,10 @@ template <class Op, class E, int kBytes, int kRun, int kDepth> struct OwnColumns
 
   // ---- loads ----------------------------------------------------------------------------------------------------------
 
+  // Copies first: the registers that have their places are free again then.
   __device__ __forceinline__ void load(const ColumnPitches& pitches) {
 #pragma unroll
-    for (int k = 0; k < kInputs; ++k) {
+    for (int k = kInputs - 1; k >= 0; --k) {
       const int pitch = int(pitches.in[k]) * kSize;
       const char* const first =
           static_cast<const char*>(call.in[k]) + multiply_add(residue, pitch, start.in[k] * kSize);
