@@ -64,7 +64,10 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //       whole granules ..................................... held_columns; up to 8 leaves, which clusters have
 //       at least 640 positions, 256 bytes a row, and
 //       tiles for all multiprocessors ...................... wide_columns
-//     else ................................................. columns
+//     else ................................................. columns: of softmax and log_softmax up to 256 positions,
+//     of
+//                                                            their gradients also a leaf of whole granules, each
+//                                                            thread has columns of its own; else tiles of a block's
 //   runs of neighbours, as a channel's over images: Moments .. runs
 //   any other strides ...................................... strided
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
@@ -77,7 +80,7 @@ const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = 
     {"map_rows", "gradients without a pass for sums, in one run over the elements", kShapeOf<map_rows::serves>},
     {"held_columns", "columns kept on chip between the passes", kShapeOf<held_columns::serves>},
     {"wide_columns", "wide columns by leaves, read twice", kShapeOf<rowwise_wide_columns::serves>},
-    {"columns", "tiles of columns kept in shared memory between the passes", kShapeOf<rowwise_columns::serves>},
+    {"columns", "columns kept in shared memory or registers between the passes", kShapeOf<rowwise_columns::serves>},
     {"weight_columns", "gradients of weights: lanes across columns, runs of rows a thread",
      kShapeOf<weight_columns::serves>, true},
     {"runs", "means and variances of rows that lie in runs of neighbours", kShapeOf<runs::serves>},

@@ -1332,6 +1332,17 @@ MUTANTS = (
         "rowwise.MOMENTS", ("rowwise",),
     ),
     Mutant(
+        "greatest elements of columns make place for sums before all have seen them",
+        "kernels/rowwise/own_columns.cuh",
+        "if (shape.groups > 1) __syncthreads();", "",
+        "rowwise.SOFTMAX", ("rowwise",),
+    ),
+    Mutant(
+        "of two groups of a column one is left out", "kernels/rowwise/own_columns.cuh",
+        "if (count > kMost / 2) {", "if (count > kMost / 2 && kMost > 2) {",
+        "rowwise.SOFTMAX", ("rowwise",),
+    ),
+    Mutant(
         "sums of wide columns stay where they are in a row off a granule", "kernels/rowwise/wide_columns.cuh",
         "shift_columns(acc, s); Columns moved", "Columns moved",
         "rowwise.SOFTMAX", ("rowwise",), every=1,

@@ -251,7 +251,7 @@ bool check(const Case& c, uint64_t seed) {
   if (!facts(c.op).looks() && seed % 2) device.multiprocessors = 2;  // fewer and wider tiles
   device.clusters = c.together;
   if (c.leaves > 0) device.multiprocessors = 2;  // more rows to a block
-  if (c.together || family == "held_columns" || family == "wide_columns") {
+  if (c.together || family == "held_columns" || family == "wide_columns" || family == "columns") {
     device.bulk_copies = device.large_blocks = true;
     device.shared = simt::kMostShared;
   }
@@ -408,6 +408,20 @@ long check_rowwise(uint32_t seed, long every, bool few) {
         for (const auto& [n, after] : {std::pair(130, 67), {600, 301}, {1100, 67}, {2500, 40}})
           run(with({op, d, n == 600 ? 1 : 2, n, after, n % 3, n == 600 ? 0 : 1, "wide_columns"}));
       }
+      // Threads with columns of their own: granules, words and lone elements; some groups that meet, or many.
+      if (d != Dtype::F64 && facts(op).maps && facts(op).sums == 1 && !facts(op).weights)
+        for (const auto& [n, after, skipped, gap, apart] :
+             {std::tuple(1, 264, 0, 0, 0), {2, 40, 0, 8, 0},   {5, 128, 0, 0, 0},   {7, 301, 0, 0, 0},
+              {8, 2056, 0, 0, 0},          {9, 16, 0, 16, 0},  {15, 96, 8, 0, 0},   {16, 66, 0, 0, 0},
+              {17, 72, 0, 0, 2},           {19, 72, 0, 0, 1},  {24, 64, 2, 0, 0},   {33, 67, 3, 1, 0},
+              {64, 144, 0, 0, 0},          {65, 40, 0, 0, 0},  {72, 34, 0, 2, 0},   {130, 41, 1, 0, 0},
+              {200, 24, 0, 0, 0},          {249, 16, 0, 0, 0}, {256, 72, 0, 0, 0},  {256, 23, 0, 0, 5},
+              {257, 40, 0, 8, 0},          {700, 24, 0, 0, 0}, {1024, 16, 8, 0, 0}, {1025, 32, 0, 0, 0},
+              {1676, 24, 0, 0, 0},         {2048, 16, 0, 0, 0}}) {
+          Case own = with({op, d, 3, n, after, skipped, gap, "columns"});
+          own.apart = apart;
+          run(own);
+        }
       if (d != Dtype::F64 && (op == Rowwise::RmsNormGradient || op == Rowwise::LayerNormGradient))
         for (const auto& [rows, n, leaves] : {std::tuple(260, 256, -1),
                                               {2400, 256, -1},

@@ -6,14 +6,12 @@
 // a block a leaf, or in device memory between two launches that read them twice.
 // Shared memory, dynamic: the tile of each input; sums of the groups; states of the columns' leaves.
 #pragma once
-#include "columns.h"
+#include "own_columns.cuh"
 #include "states.cuh"
 
 namespace torchreduce::gpu {
 
 enum class ColumnPart : int8_t { Whole, States, Output };
-
-struct ColumnPitches { int64_t in[2], out; };  // elements from a position to the next
 
 // Copies `rows` positions of a tile's columns to shared memory, kBytes at once; done after wait_copies and a barrier.
 template <class E, int kBytes>
@@ -221,10 +219,9 @@ template <class Op, class E> struct ColumnTile {
 };
 
 template <class Op, class E>
-__global__ void TR_BLOCKS_BOUND(rowwise_columns::kThreads, 3)
-    rowwise_columns_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT RowwiseColumnsShape shape,
-                           TR_GRID_CONSTANT ColumnPitches pitches, ColumnPart part, typename Op::State* states,
-                           const typename Op::State* totals) {
+__device__ __forceinline__ void shared_columns(const RowwiseKernelCall& call, const RowwiseColumnsShape& shape,
+                                               const ColumnPitches& pitches, ColumnPart part,
+                                               typename Op::State* states, const typename Op::State* totals) {
   using F = float;
   using T = ColumnTile<Op, E>;
   TR_DYNAMIC_SHARED(dynamic, 16);
@@ -286,6 +283,17 @@ __global__ void TR_BLOCKS_BOUND(rowwise_columns::kThreads, 3)
       });
     }
   }
+}
+
+// kRun: threads have columns by themselves (own_columns.cuh).
+template <class Op, class E, int kBytes = 0, int kRun = 0, int kDepth = 0>
+__global__ void TR_BLOCKS_BOUND(kRun ? rowwise_columns::own_threads(kBytes, kDepth) : rowwise_columns::kThreads,
+                                kRun ? rowwise_columns::own_blocks(Op::kInputs, kBytes, kDepth) : 3)
+    rowwise_columns_kernel(TR_GRID_CONSTANT RowwiseKernelCall call, TR_GRID_CONSTANT RowwiseColumnsShape shape,
+                           TR_GRID_CONSTANT ColumnPitches pitches, ColumnPart part, typename Op::State* states,
+                           const typename Op::State* totals) {
+  if constexpr (kRun > 0) own_columns<Op, E, kBytes, kRun, kDepth>(call, shape, pitches);
+  else shared_columns<Op, E>(call, shape, pitches, part, states, totals);
 }
 
 }  // namespace torchreduce::gpu

@@ -149,10 +149,25 @@ void launch_columns(const RowwiseCall& call, const RowwiseColumnsShape& shape, v
     const ColumnPitches pitches{{l.in[l.kept], call.more_strides[0][l.kept]}, l.out[l.kept]};
     const Memory<typename Op::State> memory(workspace, l.rows, shape.leaves);
     queue.cluster = shape.cluster;
-    const auto enqueue_part = [&](ColumnPart part) {
-      enqueue(rowwise_columns_kernel<Op, E>, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitches,
-              part, memory.states, memory.totals);
+    const auto enqueue_kernel = [&](auto kernel, ColumnPart part) {
+      enqueue(kernel, shape.blocks, shape.threads, shape.shared, queue, rows, shape, pitches, part, memory.states,
+              memory.totals);
     };
+    const auto enqueue_part = [&](ColumnPart part) { enqueue_kernel(rowwise_columns_kernel<Op, E>, part); };
+    const auto own = [&]<int kBytes, int kDepth>() {
+      if constexpr (rowwise_columns::has_own(kFacts<Op>, int(sizeof(E)), kBytes, kDepth))
+        if (shape.bytes == kBytes && shape.depth == kDepth)
+          enqueue_kernel(rowwise_columns_kernel<Op, E, kBytes, rowwise_columns::run_of(kDepth), kDepth>,
+                         ColumnPart::Whole);
+    };
+    if (shape.run > 0) {
+      own.template operator()<16, 1>();
+      own.template operator()<4, 1>();
+      own.template operator()<2, 1>();
+      own.template operator()<16, 4>();
+      own.template operator()<16, 8>();
+      return;
+    }
     if (shape.leaves > 1 && shape.cluster == 1) {
       enqueue_part(ColumnPart::States);
       fold<Op, float>(call, shape.leaves, memory, queue);
