@@ -64,10 +64,10 @@ template <auto kServes> constexpr auto kShapeOf = shape_of<RowwiseCall, rowwise_
 //       whole granules ..................................... held_columns; up to 8 leaves, which clusters have
 //       at least 640 positions, 256 bytes a row, and
 //       tiles for all multiprocessors ...................... wide_columns
-//     else ................................................. columns: of softmax and log_softmax up to 256 positions,
-//     of
-//                                                            their gradients also a leaf of whole granules, each
-//                                                            thread has columns of its own; else tiles of a block's
+//     softmax, log_softmax of up to 256 positions, and
+//     their gradients of up to 256, or of whole granules
+//     of up to a leaf ...................................... columns, of which each thread has some
+//     else ................................................. columns, by tiles of a block
 //   runs of neighbours, as a channel's over images: Moments .. runs
 //   any other strides ...................................... strided
 const std::vector<Family<RowwiseCall, rowwise_plans::Shape>> kRowwiseFamilies = {
