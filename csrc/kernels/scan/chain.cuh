@@ -287,20 +287,18 @@ template <class S, class Load, class Store> struct ChainTile {
     return S::group(items);
   }
 
-  __device__ __forceinline__ void begin_cluster() const {
 #ifdef TR_CLUSTERS
+  __device__ __forceinline__ void begin_cluster() const {
     if (threadIdx.x == 0) {
       barrier_init(&shared.arrived, 1);
       barriers_made();
       barrier_expect(&shared.arrived, uint32_t(job.tile) * uint32_t(sizeof(Slot)));
     }
     cluster_arrive();
-#endif
   }
   // What precedes the block tile, whose total is `own`. By one warp, when all have begun.
-  __device__ __forceinline__ Wide cluster_carry([[maybe_unused]] Acc own) const {
+  __device__ __forceinline__ Wide cluster_carry(Acc own) const {
     Wide carry = shared.initial;
-#ifdef TR_CLUSTERS
     const int tile = int(job.tile);
     if (lane > tile && lane < int(space.tiles)) put(&shared.earlier[tile], &shared.arrived, Slot{own}, lane);
     if (tile > 0) {
@@ -308,12 +306,14 @@ template <class S, class Load, class Store> struct ChainTile {
       const Wide value = sklansky<S>(lane < tile ? S::widen(shared.earlier[lane].total) : S::wide_absent());
       carry = S::combine(carry, shuffle(value, tile - 1));
     }
-#endif
     return carry;
   }
+#endif
 
   __device__ __forceinline__ void sum() {
+#ifdef TR_CLUSTERS
     if (clustered) begin_cluster();
+#endif
     if (staged) copy();
     if (threadIdx.x == 0) shared.initial = row_carry<S, Load>(call, job.row);
     if (staged) wait_copies<0>();
@@ -337,7 +337,11 @@ template <class S, class Load, class Store> struct ChainTile {
     if (warp > 0) return;
     const Acc tiles_upto = shared.totals[lane] = sklansky<S>(shared.totals[lane]);
     const Acc own = shuffle(tiles_upto, kLanes - 1);
+#ifdef TR_CLUSTERS
     const Wide found = clustered ? cluster_carry(own) : chain_carry<S>(space, job.row, job.tile, own, shared.initial);
+#else
+    const Wide found = chain_carry<S>(space, job.row, job.tile, own, shared.initial);
+#endif
     if (lane == 0) shared.carry = found;
   }
   __device__ __forceinline__ void store() {
