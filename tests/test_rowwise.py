@@ -9,7 +9,7 @@ import pytest
 import reference_rowwise as reference
 import torch
 import torch.nn.functional as F
-from cases import LAYOUTS, generator, launches, values
+from cases import LAYOUTS, generator, hostile, launches, values
 from reference import round_to, to_accumulator, to_numpy, to_torch
 from test_contract import instruction_set, threads
 
@@ -252,6 +252,28 @@ def test_bits_do_not_depend_on_the_layout(device, name, dtype):
     expected = ours(name, x)
     for layout in LAYOUTS.values():
         assert_bitwise_equal(ours(name, layout(x)), expected)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("name", ("softmax", "log_softmax"))
+def test_columns_have_the_bits_of_rows(device, name, dtype):
+    """Over dim 1 of (2, length, columns): around the borders of what a thread has, and wherever columns start."""
+    call = getattr(tr, name)
+    lengths = ((2, 72), (8, 66), (9, 24), (16, 33), (64, 7), (255, 40), (256, 17), (257, 16), (1025, 8), (2049, 8))
+    for length, columns in lengths:
+        x = values((2, length, columns), dtype, seed=length)
+        if length == 9:
+            x = hostile(x.shape, dtype, seed=2)
+        x = x.to(device)
+        g = values(x.shape, dtype, seed=length + 1).to(device)
+        found = []
+        for dim, at in ((1, (0, 1, 2)), (2, (0, 2, 1))):
+            leaf = x.permute(at).contiguous().requires_grad_()
+            y = call(leaf, dim)
+            (dx,) = torch.autograd.grad(y, leaf, g.permute(at).contiguous())
+            found.append((y.detach().permute(at), dx.permute(at)))
+        for columnwise, rowwise in zip(*found, strict=True):
+            assert_bitwise_equal(columnwise, rowwise)
 
 
 @named
