@@ -8,8 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchreduce as tr
 from torchreduce import _C
-from torchreduce._core import checks, direct
+from torchreduce._autograd import rowwise
+from torchreduce._core import checks, direct, dispatch
 from torchreduce.table import OPS
+from torchreduce.testing import assert_bitwise_equal
 
 SUM, MAX, MOMENTS = checks.overloads("sum"), checks.overloads("max"), checks.rowwise_overloads("moments")
 ROWWISE = ("softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy")
@@ -76,6 +78,104 @@ def test_every_op_has_the_bits_of_its_overload(name, device):
         assert a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b)
 
 
+def recorded_calls(device, dtype):
+    """Of each op whose gradient is recorded in C++: calls of its overload, and which tensors may need a gradient."""
+    x, target = torch.randn(6, 8, device=device, dtype=dtype), torch.tensor([1, 0, 7, -100, 3, 3], device=device)
+    w, b, wide = torch.rand(8, device=device, dtype=dtype), torch.randn(8, device=device, dtype=dtype), torch.float64
+    losses, ones = torch.rand(6, device=device), torch.ones(6, device=device)
+    options = {
+        "softmax": [(x, 1, None, 0), (x, -2, wide, 1)],
+        "log_softmax": [(x, 0, None, 0), (x, 1, wide, 0)],
+        "rms_norm": [(x, w, 1, 1e-5, 0), (x, None, 2, 0.0, 0), (x, w.double(), 1, 1e-5, 1)],
+        "layer_norm": [
+            (x, w, b, 1, 1e-5, 0), (x, None, b, 1, 1e-5, 0), (x, w, None, 1, 1e-5, 0), (x, None, None, 2, 0.0, 0),
+        ],
+        "cross_entropy": [(x, target, None, 1, -100, 0), (x, target, w, 1, -100, 0)],
+        "mean_loss": [(losses, ones, True, dtype, 0), (losses.double(), ones.double(), False, dtype, 0)],
+        "logsumexp": [(x, [1], False, 0), (x, None, True, 0), (x, [-2], False, 1)],
+        "sum": [(x, [1], False, None, 0), (x, None, True, wide, 1), (x, [0, -1], False, None, 0)],
+        "mean": [(x, [-1], False, None, 0), (x, None, True, wide, 1), (x, [], False, None, 0)],
+        "cumsum": [(x, 1, None, False, False, 0), (x, 0, wide, True, True, 1)],
+    }  # fmt: skip
+    assert all(map(_C.records, options))
+    constant = {"cross_entropy": 1, "mean_loss": 1}
+    return [(name, args, constant.get(name, 3)) for name, each in options.items() for args in each]
+
+
+def gradients(call, args, most, among, twice):
+    """Of the tensors of `args` that are `among` its first: the results, and gradients for random ones; of these too."""
+    leaves = [t.detach().clone().requires_grad_() if i in among else t for i, t in enumerate(args)]
+    wanted = [t for i, t in enumerate(leaves) if i in among]
+    results = call(*leaves)
+    first = results if isinstance(results, torch.Tensor) else results[0]
+    generator = torch.Generator(first.device).manual_seed(1)
+    g = torch.randn(first.shape, device=first.device, generator=generator).to(first.dtype).requires_grad_(twice)
+    got = torch.autograd.grad(first, wanted, g, create_graph=twice)
+    if not twice:
+        return first.grad_fn, [first, *got]
+    total = sum((t.double() ** 2).sum() for t in got)
+    return first.grad_fn, [first, *got, *torch.autograd.grad(total, [g, *wanted], allow_unused=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("twice", [False, True], ids=["first", "second"])
+def test_recorded_gradients_have_the_bits_of_the_rules(device, dtype, twice):
+    """Those that C++ records, and those of the gradients, against the dispatcher's, whose rules are Python's."""
+    for name, args, most in recorded_calls(device, dtype):
+        if name == "mean_loss":
+            by_rule, by_record = rowwise.MeanLoss.apply, rowwise.recorded_mean_loss
+        else:
+            by_rule, by_record = getattr(torch.ops.torchreduce, name).default, dispatch.derivatives[name]
+        tensors = [i for i, t in enumerate(args[:most]) if isinstance(t, torch.Tensor)]
+        for among in ([0], tensors, tensors[1:]):
+            if among:
+                node, expected = gradients(by_rule, args, most, among, twice)
+                other, got = gradients(by_record, args, most, among, twice)
+                what = f"{name} {args[1:]} {among}"
+                assert "recorded" in other.name() and "recorded" not in node.name(), what
+                for a, b in zip(got, expected, strict=True):
+                    assert (a is None) is (b is None), what
+                    if a is not None:
+                        assert_bitwise_equal(a, b)
+
+
+def test_recorded_calls_keep_the_manners_of_autograd():
+    x = torch.randn(4, 5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="does not support a result of"):
+        tr.sum(x, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="weight"):
+        tr.cross_entropy(x, torch.tensor([0, 1, 2, 3]), torch.rand(5, requires_grad=True))
+
+    y = tr.softmax(x, 1)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.sum().backward()
+    y = tr.log_softmax(x, 1)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+    packed = []
+
+    def pack(t):
+        packed.append(t.shape)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = tr.rms_norm(x, (5,), torch.ones(5))
+    assert packed == [(4, 5), (5,), (1, 4, 1)]
+
+    def refuse(t):
+        raise ValueError("not this one")
+
+    with torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t), pytest.raises(ValueError, match="not this one"):
+        tr.softmax(x, 1)
+    z = torch.utils.checkpoint.checkpoint(lambda t: tr.softmax(t, 1).square(), x, use_reentrant=False)
+    assert_bitwise_equal(torch.autograd.grad(z.sum(), x)[0], torch.autograd.grad(tr.softmax(x, 1).square().sum(), x)[0])
+    with torch.autograd.detect_anomaly(check_nan=False):
+        tr.softmax(x, 1).sum().backward()
+
+
 def test_anything_but_a_plain_tensor_is_not_served():
     x = torch.randn(4, 5)
     others = {
@@ -87,12 +187,14 @@ def test_anything_but_a_plain_tensor_is_not_served():
         "a view that negates": torch.complex(x, x).conj().imag,
         "zeros that are not there": torch._efficientzerotensor((4, 5)),
         "functional": torch._to_functional_tensor(x),
-        "needs a gradient": x.clone().requires_grad_(),
     }
     for what, other in others.items():
         assert total(other) is None, what
+    needs_gradient = x.clone().requires_grad_()
+    amax = checks.overloads("amax")
+    assert not _C.records("amax") and amax.plain(needs_gradient, 1, False, 0) is None
     with torch.no_grad():
-        assert total(others["needs a gradient"]) is not None
+        assert amax.plain(needs_gradient, 1, False, 0) is not None
 
 
 def test_wrong_arguments_are_not_served():

@@ -539,6 +539,11 @@ def cross_entropy(
     >>> loss + 1e-4 * z.square().mean()
     tensor(1.3865)
     """
+    usual = weight is None and reduction == "mean" and dtype is None and not return_logsumexp
+    if usual and type(ignore_index) is int and type(label_smoothing) is float and not label_smoothing:
+        plain = _mean_of_labels(input, target, ignore_index)
+        if plain is not None:
+            return plain
     name = "cross_entropy"
     check_floats(name, input)
     if not isinstance(target, Tensor):
@@ -642,6 +647,17 @@ def _check_probabilities(name: str, target: Tensor, ignored: int | torch.SymInt)
             f"got {ignored}"
         )
     return target
+
+
+def _mean_of_labels(input: Tensor, target: Tensor, ignored: int) -> Tensor | None:
+    """Return the mean loss; None if only the full checks of cross_entropy can tell."""
+    if not is_plain(input) or not is_plain(target) or not has_mean_loss(target, target) or _is_autocast(input):
+        return None
+    if input.ndim < 2 or target.shape != input.shape[:1] + input.shape[2:]:
+        return None
+    level = level_code()
+    plain: tuple[Tensor, Tensor, Tensor] | None = _CROSS_ENTROPY.plain(input, target, None, 1, ignored, level)
+    return None if plain is None else mean_loss(plain[0], plain[1], True, input.dtype, level)
 
 
 def _check_labels(name: str, input: Tensor, target: Tensor) -> Tensor:

@@ -11,14 +11,12 @@
 //
 // Covered is what gives torch's values, dtypes, shapes and strides. Whatever else a call is, wrong arguments too, is
 // torch's to serve or to refuse.
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
-
 #include <utility>
 
 #include "aten/above.h"
 #include "aten/bags.h"
 #include "aten/losses.h"
+#include "aten/recorded.h"
 #include "aten_table.h"
 #include "interface.h"
 
@@ -55,22 +53,6 @@ void add_products() {
   aten.impl("scaled_dot_product_attention", TORCH_FN(Attention::call_below));
 }
 
-// Keys that a plain tensor has, whose kernels would only go on.
-constexpr DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
-                                    DispatchKeySet(DispatchKey::BackendSelect);
-
-// Whether the dispatcher would go straight to a backend with x: no mode, transform, tracer, profiler or gradient is at
-// work, and x is dense, and no view that negates.
-bool is_plain(const Tensor& x) {
-  const auto local = c10::impl::tls_local_dispatch_key_set();
-  const DispatchKeySet keys = (x.key_set() | local.included_) - local.excluded_ - kPassing;
-  const DispatchKey highest = keys.highestPriorityTypeId();
-  return (highest == DispatchKey::CPU || highest == DispatchKey::CUDA) &&
-         !(x.requires_grad() && at::GradMode::is_enabled()) && !x._fw_grad(0).defined() &&
-         at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
-         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
-}
-
 }  // namespace
 }  // namespace torchreduce::aten
 
@@ -79,7 +61,8 @@ struct _object* THPVariable_Wrap(const at::TensorBase& tensor);
 
 // What torchreduce/_core/direct.py calls, with handles of torch's stable ABI, which are pointers to tensors.
 extern "C" {
-bool torchreduce_aten_is_plain(const at::Tensor* x) { return torchreduce::aten::is_plain(*x); }
+torchreduce::Kind torchreduce_aten_kind_of(const at::Tensor* x) { return torchreduce::recorded::kind_of(*x); }
+torchreduce::Record torchreduce_aten_record_of(const char* op) { return torchreduce::recorded::record_of(op); }
 struct _object* torchreduce_aten_wrap(const at::Tensor* x) { return THPVariable_Wrap(*x); }
 }
 

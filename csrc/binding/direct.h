@@ -20,12 +20,15 @@ struct Argument {
   std::vector<int64_t> ints;
 };
 
+// Takes the arguments over. False where the kernel raised, for whatever reason: the dispatcher's way tells it. Else
+// `to` has handles to own.
+using Kernel = bool (*)(Argument* arguments, void** to);
+
 struct DirectOp {
   std::string name;
   std::vector<Parameter> parameters;
   int results;  // tensors all
-  // False where the kernel raised, for whatever reason: the dispatcher's way tells it. Else `to` has handles to own.
-  bool (*call)(Argument* arguments, void** to);
+  Kernel call;
 };
 constexpr int kMostParameters = 11, kMostResults = 4;
 
@@ -33,5 +36,10 @@ constexpr int kMostParameters = 11, kMostResults = 4;
 std::vector<DirectOp>& direct_ops();
 
 void drop_tensor(void* handle);
+
+// What torch would do with a tensor: call the kernel; record its gradient, too; or something else.
+enum class Kind : int { Other, Plain, Recorded };
+// Calls a kernel and records its gradient. False as Kernel, and where there is no gradient; `to` may have handles then.
+using Record = bool (*)(Kernel kernel, Argument* arguments, void** to);
 
 }  // namespace torchreduce

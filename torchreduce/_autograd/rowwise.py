@@ -761,16 +761,16 @@ def divided_for_each(grad: Tensor, n: Tensor, shape: Sequence[int]) -> Tensor:
 
 class MeanLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, losses: Tensor, *rest: Any) -> Tensor:
-        mean: Tensor
+    def forward(ctx: Any, losses: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         mean, n = bare_mean_loss(losses, *rest)
         ctx.save_for_backward(n)
+        ctx.mark_non_differentiable(n)
         ctx.rest = (losses.shape, losses.dtype, rest[-1])
-        return mean
+        return mean, n
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), (n,) = grads, ctx.saved_tensors
+        (grad, _), (n,) = grads, ctx.saved_tensors
         shape, dtype, level = ctx.rest
         if is_bare(grad):
             return (divided_for_each(grad, n, shape), *(None,) * 4)
@@ -778,12 +778,15 @@ class MeanLoss(torch.autograd.Function):
         return (_ops.spread.default(each, shape, None, dtype, level), *(None,) * 4)
 
 
+recorded_mean_loss = direct.recorded("mean_loss", MeanLoss.apply)
+
+
 def mean_loss(losses: Tensor, weights: Tensor, counts: bool, dtype: torch.dtype, level: int) -> Tensor:
     """The mean of losses of labels, rounded once to dtype: bitwise identical to their sum, divided by that of the
     weights, of which `counts` says that all are 1 or 0. Where has_mean_loss() says so."""
     needs_gradient = torch.is_grad_enabled() and losses.requires_grad
-    rest = (losses, weights, counts, dtype, level)
-    mean: Tensor = MeanLoss.apply(*rest) if needs_gradient else bare_mean_loss(*rest)[0]  # type: ignore[no-untyped-call]
+    mean: Tensor
+    mean, _ = (recorded_mean_loss if needs_gradient else bare_mean_loss)(losses, weights, counts, dtype, level)
     return mean
 
 

@@ -3,8 +3,9 @@
 For each op, `direct` of csrc/binding/python_direct.cpp makes functions that run the kernel if all tensors are plain: if
 none has a gradient to record, and no mode, transform, tracer or profiler is at work. Calls of the overloads .raw and
 .default, including those in Inductor's code, try it before they go to the dispatcher. A function of its own is for
-arguments that nothing has checked. If there is no `_aten` for this torch, the overloads stay as torch made them, and
-that function handles no call.
+arguments that nothing has checked. It also records the gradients of the ops that csrc/binding/aten/recorded.h has rules
+of; so does one for calls that need a gradient. If there is no `_aten` for this torch, the overloads stay as torch made
+them, and the function for unchecked arguments handles no call.
 """
 
 import ctypes
@@ -40,11 +41,11 @@ def _connect() -> bool:
         return False
     if handle_of is None:
         return False
-    is_plain, wrap = (
-        ctypes.cast(f, ctypes.c_void_p).value for f in (aten.torchreduce_aten_is_plain, aten.torchreduce_aten_wrap)
-    )
-    assert is_plain is not None and wrap is not None
-    _C.use_torch(torch.Tensor, Parameter, NUMBERS, handle_of, is_plain, wrap)
+    addresses = {
+        name: ctypes.cast(getattr(aten, f"torchreduce_aten_{name}"), ctypes.c_void_p).value or 0
+        for name in ("kind_of", "record_of", "wrap")
+    }
+    _C.use_torch(torch.Tensor, Parameter, NUMBERS, handle_of, **addresses)
     return True
 
 
@@ -78,5 +79,11 @@ def raw(name: str) -> Callable[..., Any]:
 
 
 def plain(name: str) -> Callable[..., Any]:
-    """Return the same for unchecked arguments. Its calls return None if these are not plain, or are invalid."""
-    return _C.direct(name, None) if _connected else _never
+    """Return the same for unchecked arguments; gradients are recorded if there is a rule. Its calls return None if the
+    arguments are not plain but for that, or are invalid."""
+    return _C.direct(name, None, records=True) if _connected else _never
+
+
+def recorded(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what records an op's gradient in C++ if it can, else calls `otherwise`."""
+    return _C.direct(name, otherwise, records=True) if _C.records(name) else otherwise

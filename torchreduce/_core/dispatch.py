@@ -179,7 +179,7 @@ def differentiable(op: str, results: int = 1, smooth: int = 1) -> Callable[[type
                 return apply(keyset, *args)
 
         LIBRARY.impl(op, kernel, "Autograd", with_keyset=True)
-        derivatives[op] = partial(apply, None)
+        derivatives[op] = direct.recorded(op, partial(apply, None))
         return rule
 
     return register

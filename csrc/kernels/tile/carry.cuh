@@ -62,10 +62,11 @@ template <class V> struct Seen {
     memcpy(&v, part, sizeof v);
     return v;
   }
-  // Looks for what has not been seen, without a branch.
+  // Looks for what has not been seen, without a branch. Of one that is not wanted, `from` may be null.
   __device__ __forceinline__ void look(const Published<V>* from, bool wanted = true) {
+    const auto* const at = reinterpret_cast<const uint64_t*>(from);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = load_relaxed_if(wanted && word[i] >> 32 == 0, &from->word[i], word[i]);
+    for (int i = 0; i < kWords; ++i) word[i] = load_relaxed_if(wanted && word[i] >> 32 == 0, at + i, word[i]);
   }
 };
 

@@ -1,0 +1,404 @@
+// Calls of bare kernels whose gradient torch is to record, by its C++ functions, which take a few microseconds of the
+// host's time less than those of Python. They are the rules of torchreduce/_autograd for plain tensors (kind_of); the
+// gradients of their gradients, tangents and transforms are those of the ops that they call.
+#pragma once
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <map>
+#include <string>
+
+#include "../direct.h"
+#include "tensors.h"
+
+namespace torchreduce::recorded {
+
+using aten::DispatchKey;
+using aten::DispatchKeySet;
+using aten::ScalarType;
+using aten::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using MaybeInts = std::optional<std::vector<int64_t>>;
+
+// Keys that a plain tensor has, whose kernels would only go on.
+constexpr DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+                                    DispatchKeySet(DispatchKey::BackendSelect);
+
+// Plain where the dispatcher would go straight to a backend with x: no mode, transform, tracer, profiler or gradient is
+// at work, and x is dense, and no view that negates. Recorded where only a gradient is.
+inline Kind kind_of(const Tensor& x) {
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const DispatchKeySet keys = (x.key_set() | local.included_) - local.excluded_ - kPassing;
+  const DispatchKey highest = keys.highestPriorityTypeId();
+  if ((highest != DispatchKey::CPU && highest != DispatchKey::CUDA) || x._fw_grad(0).defined() ||
+      at::impl::PythonTorchFunctionTLS::stack_len() > 0 || at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
+    return Kind::Other;
+  return x.requires_grad() && at::GradMode::is_enabled() ? Kind::Recorded : Kind::Plain;
+}
+template <class T> bool is_plain(const T& x) {
+  if constexpr (std::is_same_v<T, Tensor>) return kind_of(x) == Kind::Plain;
+  else if constexpr (std::is_same_v<T, std::optional<Tensor>>) return !x || is_plain(*x);
+  else return true;
+}
+
+// An overload of an op of torchreduce. Of plain tensors nothing is recorded, and autograd not asked.
+template <class Signature> class OpOf;
+template <class R, class... A> class OpOf<R(A...)> {
+ public:
+  explicit OpOf(const char* name, const char* overload = "")
+      : op(c10::Dispatcher::singleton()
+               .findSchemaOrThrow((std::string("torchreduce::") + name).c_str(), overload)
+               .template typed<R(A...)>()) {}
+  R operator()(A... a) const {
+    if (!(is_plain<std::decay_t<A>>(a) && ...)) return op.call(a...);
+    const at::AutoDispatchBelowAutograd below;
+    return op.call(a...);
+  }
+
+ private:
+  c10::TypedOperatorHandle<R(A...)> op;
+};
+
+// The kernel raised, or there is no gradient.
+struct Refused : std::exception {};
+
+// A call, whose results are to be recorded.
+struct DirectCall {
+  Kernel kernel;
+  Argument* arguments;
+  void** results;
+
+  std::optional<Tensor> tensor(int i) const {
+    return arguments[i].given ? std::optional(*static_cast<const Tensor*>(arguments[i].tensor)) : std::nullopt;
+  }
+  int64_t number(int i) const { return arguments[i].number; }
+  MaybeInts ints(int i) const { return arguments[i].given ? MaybeInts(arguments[i].ints) : std::nullopt; }
+  // Runs the kernel, which takes the arguments over. The results belong to `results`.
+  Tensor& run() const {
+    if (!kernel(arguments, results)) throw Refused();
+    return result(0);
+  }
+  // The same of an op with dtype=: results that are no floats have no gradient.
+  Tensor& run_to_float() const {
+    if (!c10::isFloatingType(run().scalar_type())) throw Refused();
+    return result(0);
+  }
+  Tensor& result(int i) const { return *static_cast<Tensor*>(results[i]); }
+};
+
+// The dims of a reduction, and its input's shape.
+struct ReducedDims {
+  std::vector<int64_t> shape;
+  MaybeInts dims;
+
+  static void save(AutogradContext* ctx, const Tensor& x, MaybeInts dims) {
+    ctx->saved_data["shape"] = x.sizes().vec();
+    ctx->saved_data["dims"] = std::move(dims);
+  }
+  explicit ReducedDims(AutogradContext* ctx)
+      : shape(ctx->saved_data["shape"].toIntVector()), dims(ctx->saved_data["dims"].to<MaybeInts>()) {}
+
+  at::OptionalIntArrayRef listed() const {
+    return dims ? at::OptionalIntArrayRef(at::IntArrayRef(*dims)) : at::OptionalIntArrayRef();
+  }
+  bool has(int64_t d) const {
+    if (!dims || dims->empty()) return true;
+    const int64_t n = int64_t(shape.size());
+    return std::any_of(dims->begin(), dims->end(), [&](int64_t each) { return (each < 0 ? each + n : each) == d; });
+  }
+  // With size 1 along these dims.
+  Tensor kept(const Tensor& result) const {
+    if (result.dim() == int64_t(shape.size())) return result;
+    std::vector<int64_t> sizes = shape;
+    for (size_t d = 0; d < sizes.size(); ++d)
+      if (has(int64_t(d))) sizes[d] = 1;
+    return result.reshape(sizes);
+  }
+  int64_t count() const {
+    int64_t n = 1;
+    for (size_t d = 0; d < shape.size(); ++d)
+      if (has(int64_t(d))) n *= shape[d];
+    return n;
+  }
+  Tensor spread(const Tensor& grad, ScalarType dtype, int64_t level) const {
+    if (is_plain(grad) && grad.scalar_type() == dtype) return grad.expand(shape);
+    static const OpOf<Tensor(const Tensor&, c10::SymIntArrayRef, at::OptionalIntArrayRef, ScalarType, int64_t)> op(
+        "spread");
+    return op(grad, c10::fromIntArrayRefSlow(shape), listed(), dtype, level);
+  }
+};
+
+inline ScalarType saved_dtype(AutogradContext* ctx) { return ScalarType(ctx->saved_data["dtype"].toInt()); }
+inline int64_t saved_int(AutogradContext* ctx, const char* name) { return ctx->saved_data[name].toInt(); }
+inline std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
+
+// A rule has `forward` and `backward` as torch::autograd::Function asks; the tensors with gradients come first, then
+// the call. forward returns the result that has a gradient, the call's first; the others are tensors without. Rules are
+// named as the ops, since graphs show that.
+template <class Rule> struct Recorded : torch::autograd::Function<Rule> {
+  static constexpr bool is_traceable = true;
+  static void begin(AutogradContext* ctx, ScalarType dtype, int64_t level) {
+    ctx->set_materialize_grads(false);
+    ctx->saved_data["dtype"] = int64_t(dtype);
+    ctx->saved_data["level"] = level;
+  }
+};
+
+// ---- softmax ---------------------------------------------------------------------------------------------------------
+
+// x, dim, dtype, level
+template <class Rule> struct OfResult : Recorded<Rule> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
+    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(3));
+    ctx->saved_data["dim"] = call.number(1);
+    const Tensor y = call.run();
+    ctx->save_for_backward({y});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    static const OpOf<Tensor(const Tensor&, const Tensor&, int64_t, ScalarType, int64_t)> gradient(Rule::kGradient);
+    return {gradient(grads[0], ctx->get_saved_variables()[0], saved_int(ctx, "dim"), saved_dtype(ctx),
+                     saved_int(ctx, "level")),
+            {}};
+  }
+  static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
+};
+struct softmax : OfResult<softmax> { static constexpr const char* kGradient = "softmax_gradient"; };
+struct log_softmax : OfResult<log_softmax> { static constexpr const char* kGradient = "log_softmax_gradient"; };
+
+// ---- norms -----------------------------------------------------------------------------------------------------------
+
+// x, weight, for layer_norm bias, dims, epsilon, level
+template <class Rule, bool kBias> struct Norm : Recorded<Rule> {
+  using Maybe = const std::optional<Tensor>&;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, Maybe weight, Maybe bias, const DirectCall& call) {
+    constexpr int kNext = kBias ? 3 : 2;
+    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(kNext + 2));
+    ctx->saved_data["dims"] = call.number(kNext);
+    ctx->saved_data["epsilon"] = call.arguments[kNext + 1].real;
+    ctx->saved_data["has_bias"] = bias.has_value();
+    const auto& given = weight ? weight : bias;
+    ctx->saved_data["weight_dtype"] = int64_t(given ? given->scalar_type() : x.scalar_type());
+    const Tensor y = call.run(), stats = call.result(1);
+    ctx->save_for_backward({x, weight.value_or(Tensor()), stats});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}, {}, {}};
+    const Tensor& g = grads[0];
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &stats = saved[2];
+    const auto weight = maybe(saved[1]);
+    const int64_t dims = saved_int(ctx, "dims"), level = saved_int(ctx, "level");
+    const double epsilon = ctx->saved_data["epsilon"].toDouble();
+    const auto dtype = ScalarType(saved_int(ctx, "weight_dtype"));
+    const bool has_bias = ctx->saved_data["has_bias"].toBool();
+    // Edges are numbered without those of tensors that are not given.
+    const bool to_x = ctx->needs_input_grad(0), to_weight = weight && ctx->needs_input_grad(1),
+               to_bias = has_bias && ctx->needs_input_grad(weight ? 2 : 1);
+    Tensor of_x, of_weight, of_bias;
+    if (to_x && (to_weight || to_bias) && is_plain(g) && is_plain(x) && is_plain(weight) && is_plain(stats)) {
+      std::tie(of_x, of_weight, of_bias) = Rule::both(g, x, weight, stats, dims, epsilon, dtype, level);
+    } else {
+      static const OpOf<Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, int64_t)> gradient(
+          Rule::kGradient);
+      if (to_x) of_x = gradient(g, x, weight, stats, dims, epsilon, level);
+      if (to_weight || to_bias) std::tie(of_weight, of_bias) = Rule::weights(g, x, stats, dims, epsilon, dtype, level);
+    }
+    return {of_x, to_weight ? of_weight : Tensor(), to_bias ? of_bias : Tensor(), {}};
+  }
+  static void record(const DirectCall& call) {
+    Rule::apply(*call.tensor(0), call.tensor(1), kBias ? call.tensor(2) : std::nullopt, call);
+  }
+};
+
+struct rms_norm : Norm<rms_norm, false> {
+  static constexpr const char* kGradient = "rms_norm_gradient";
+  using One = std::tuple<Tensor, Tensor>;
+  using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+  static Three both(const Tensor& g, const Tensor& x, Maybe weight, const Tensor& stats, int64_t dims, double epsilon,
+                    ScalarType dtype, int64_t level) {
+    static const OpOf<One(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
+        "rms_norm_backward", "raw");
+    const auto [of_x, of_weight] = op(g, x, weight, stats, dims, epsilon, dtype, level);
+    return {of_x, of_weight, {}};
+  }
+  static One weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double epsilon,
+                     ScalarType dtype, int64_t level) {
+    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
+        "rms_norm_weights");
+    return {op(g, x, stats, dims, epsilon, dtype, level), {}};
+  }
+};
+
+struct layer_norm : Norm<layer_norm, true> {
+  static constexpr const char* kGradient = "layer_norm_gradient";
+  using Two = std::tuple<Tensor, Tensor>;
+  using Three = std::tuple<Tensor, Tensor, Tensor>;
+
+  static Three both(const Tensor& g, const Tensor& x, Maybe weight, const Tensor& stats, int64_t dims, double epsilon,
+                    ScalarType dtype, int64_t level) {
+    static const OpOf<Three(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)>
+        op("layer_norm_backward", "raw");
+    return op(g, x, weight, stats, dims, epsilon, dtype, level);
+  }
+  static Two weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double epsilon,
+                     ScalarType dtype, int64_t level) {
+    static const OpOf<Two(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
+        "layer_norm_weights");
+    return op(g, x, stats, dims, epsilon, dtype, level);
+  }
+};
+
+// ---- losses ----------------------------------------------------------------------------------------------------------
+
+// x, target, weight, dim, ignored, level
+struct cross_entropy : Recorded<cross_entropy> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
+    begin(ctx, x.scalar_type(), call.number(5));
+    ctx->saved_data["dim"] = call.number(3);
+    ctx->saved_data["ignored"] = call.number(4);
+    const Tensor target = *call.tensor(1), weight = call.tensor(2).value_or(Tensor());
+    const Tensor losses = call.run(), stats = call.result(2);
+    if (weight.defined() && weight.requires_grad()) throw Refused();
+    ctx->save_for_backward({x, target, weight, stats});
+    return losses;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    using Maybe = const std::optional<Tensor>&;
+    static const OpOf<Tensor(const Tensor&, Maybe, const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, int64_t,
+                             double, int64_t)>
+        gradient("cross_entropy_gradient");
+    const auto saved = ctx->get_saved_variables();
+    return {gradient(grads[0], std::nullopt, saved[0], saved[1], maybe(saved[2]), saved[3], saved_int(ctx, "dim"),
+                     saved_int(ctx, "ignored"), 0.0, saved_int(ctx, "level")),
+            {}};
+  }
+  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
+};
+
+// losses, weights, counts, dtype, level
+struct mean_loss : Recorded<mean_loss> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& losses, const DirectCall& call) {
+    begin(ctx, losses.scalar_type(), call.number(4));
+    ReducedDims::save(ctx, losses, {});
+    const Tensor mean = call.run(), n = call.result(1);
+    ctx->save_for_backward({n});
+    return mean;
+  }
+  // grad / n for each row, in the accumulator type.
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    const ReducedDims dims(ctx);
+    const Tensor n = ctx->get_saved_variables()[0];
+    if (is_plain(grads[0])) return {at::div(grads[0].expand(dims.shape), n.expand(dims.shape)), {}};
+    static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
+    const Tensor each = divide(grads[0], n, saved_dtype(ctx));
+    return {dims.spread(dims.kept(each), saved_dtype(ctx), saved_int(ctx, "level")), {}};
+  }
+  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
+};
+
+// ---- reductions and scans --------------------------------------------------------------------------------------------
+
+// x, dims, keepdim, level
+struct logsumexp : Recorded<logsumexp> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
+    begin(ctx, x.scalar_type(), call.number(3));
+    ReducedDims::save(ctx, x, call.ints(1));
+    const Tensor value = call.run(), stats = call.result(1);
+    ctx->save_for_backward({x, stats});
+    return value;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, at::OptionalIntArrayRef, int64_t)> gradient(
+        "logsumexp_gradient");
+    const ReducedDims dims(ctx);
+    const auto saved = ctx->get_saved_variables();
+    return {gradient(dims.kept(grads[0]), saved[0], saved[1], dims.listed(), saved_int(ctx, "level")), {}};
+  }
+  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
+};
+
+// x, dims, keepdim, dtype, level
+template <class Rule> struct OfSum : Recorded<Rule> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
+    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(4));
+    ReducedDims::save(ctx, x, call.ints(1));
+    return call.run_to_float();
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    const ReducedDims dims(ctx);
+    const Tensor each = Rule::of_each(dims.kept(grads[0]), dims, saved_dtype(ctx));
+    return {dims.spread(each, saved_dtype(ctx), saved_int(ctx, "level")), {}};
+  }
+  static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
+};
+struct sum : OfSum<sum> {
+  static Tensor of_each(const Tensor& grad, const ReducedDims&, ScalarType) { return grad; }
+};
+struct mean : OfSum<mean> {
+  // Divided on the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
+  static Tensor of_each(const Tensor& grad, const ReducedDims& dims, ScalarType dtype) {
+    static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
+    const bool wide = dtype == ScalarType::Double || grad.scalar_type() == ScalarType::Double;
+    const Tensor count = at::full({}, dims.count(), grad.options().dtype(ScalarType::Long));
+    return divide(grad, count, wide ? ScalarType::Double : ScalarType::Float);
+  }
+};
+
+// x, dim, dtype, exclusive, reverse, level. The gradient is the scan from the other end.
+struct cumsum : Recorded<cumsum> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
+    begin(ctx, x.scalar_type(), call.number(5));
+    ctx->saved_data["dim"] = call.number(1);
+    ctx->saved_data["exclusive"] = call.number(3) != 0;
+    ctx->saved_data["reverse"] = call.number(4) != 0;
+    return call.run_to_float();
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return {{}, {}};
+    static const OpOf<Tensor(const Tensor&, int64_t, std::optional<ScalarType>, bool, bool, int64_t)> scan("cumsum");
+    return {scan(grads[0], saved_int(ctx, "dim"), saved_dtype(ctx), ctx->saved_data["exclusive"].toBool(),
+                 !ctx->saved_data["reverse"].toBool(), saved_int(ctx, "level")),
+            {}};
+  }
+  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
+};
+
+// ----------------------------------------------------------------------------------------------------------------------
+
+template <class Rule> bool record(Kernel kernel, Argument* arguments, void** results) {
+  try {
+    Rule::record({kernel, arguments, results});
+    return true;
+  } catch (const std::exception&) { return false; }
+}
+
+// Null for an op without a rule.
+inline Record record_of(std::string_view op) {
+  static const std::map<std::string_view, Record> rules = {
+      {"softmax", record<softmax>},
+      {"log_softmax", record<log_softmax>},
+      {"rms_norm", record<rms_norm>},
+      {"layer_norm", record<layer_norm>},
+      {"cross_entropy", record<cross_entropy>},
+      {"mean_loss", record<mean_loss>},
+      {"logsumexp", record<logsumexp>},
+      {"sum", record<sum>},
+      {"mean", record<mean>},
+      {"cumsum", record<cumsum>},
+  };
+  const auto rule = rules.find(op);
+  return rule == rules.end() ? nullptr : rule->second;
+}
+
+}  // namespace torchreduce::recorded
