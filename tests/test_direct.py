@@ -11,7 +11,7 @@ from torchreduce import _C
 from torchreduce._autograd import rowwise
 from torchreduce._core import checks, direct, dispatch
 from torchreduce.table import OPS
-from torchreduce.testing import assert_bitwise_equal
+from torchreduce.testing import assert_bitwise_equal, force_plan
 
 SUM, MAX, MOMENTS = checks.overloads("sum"), checks.overloads("max"), checks.rowwise_overloads("moments")
 ROWWISE = ("softmax", "log_softmax", "logsumexp", "entropy", "moments", "rms_norm", "layer_norm", "cross_entropy")
@@ -174,6 +174,10 @@ def test_recorded_calls_keep_the_manners_of_autograd():
     assert_bitwise_equal(torch.autograd.grad(z.sum(), x)[0], torch.autograd.grad(tr.softmax(x, 1).square().sum(), x)[0])
     with torch.autograd.detect_anomaly(check_nan=False):
         tr.softmax(x, 1).sum().backward()
+
+    y = tr.softmax(x, 1)
+    with force_plan(family="held_rows"), pytest.raises(ValueError, match="on the CPU have the families"):
+        y.backward(torch.ones(4, 5))
 
 
 def test_anything_but_a_plain_tensor_is_not_served():

@@ -43,7 +43,8 @@ template <class T> bool is_plain(const T& x) {
   else return true;
 }
 
-// An overload of an op of torchreduce. Of plain tensors nothing is recorded, and autograd not asked.
+// An overload of an op of torchreduce. Of plain tensors nothing is recorded, and autograd not asked. It raises what
+// Python makes ValueError and IndexError of in gradients, too.
 template <class Signature> class OpOf;
 template <class R, class... A> class OpOf<R(A...)> {
  public:
@@ -52,9 +53,13 @@ template <class R, class... A> class OpOf<R(A...)> {
                .findSchemaOrThrow((std::string("torchreduce::") + name).c_str(), overload)
                .template typed<R(A...)>()) {}
   R operator()(A... a) const {
-    if (!(is_plain<std::decay_t<A>>(a) && ...)) return op.call(a...);
-    const at::AutoDispatchBelowAutograd below;
-    return op.call(a...);
+    try {
+      if (!(is_plain<std::decay_t<A>>(a) && ...)) return op.call(a...);
+      const at::AutoDispatchBelowAutograd below;
+      return op.call(a...);
+    } catch (const std::invalid_argument& error) {
+      C10_THROW_ERROR(ValueError, error.what());
+    } catch (const std::out_of_range& error) { C10_THROW_ERROR(IndexError, error.what()); }
   }
 
  private:
@@ -348,10 +353,17 @@ struct sum : OfSum<sum> {
 struct mean : OfSum<mean> {
   // Divided on the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
   static Tensor of_each(const Tensor& grad, const ReducedDims& dims, ScalarType dtype) {
-    static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
-    const bool wide = dtype == ScalarType::Double || grad.scalar_type() == ScalarType::Double;
+    const bool is_wide = dtype == ScalarType::Double || grad.scalar_type() == ScalarType::Double;
+    const ScalarType wide = is_wide ? ScalarType::Double : ScalarType::Float;
     const Tensor count = at::full({}, dims.count(), grad.options().dtype(ScalarType::Long));
-    return divide(grad, count, wide ? ScalarType::Double : ScalarType::Float);
+    if (!is_plain(grad) || grad.dim() >= kMaxDims) {
+      static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
+      return divide(grad, count, wide);
+    }
+    // Rounded once, a NaN canonical: the sum of each element alone.
+    static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> round(
+        "sum", "raw");
+    return round(at::div(grad.to(wide), count).unsqueeze(-1), at::IntArrayRef({-1}), false, dtype, 0);
   }
 };
 
