@@ -10,6 +10,7 @@ the calls of an embedding's gradient; the floor of one is its bytes at 3 TB/s.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise, product
@@ -49,8 +50,18 @@ CALLS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]] = {
     "log_softmax": (lambda x: torch.log_softmax(x, 1), lambda x: tr.log_softmax(x, 1)),
     "logsumexp": (lambda x: torch.logsumexp(x, 1), lambda x: tr.logsumexp(x, 1)),
     "layer_norm": (lambda x: F.layer_norm(x, (5,)), lambda x: tr.layer_norm(x, (5,))),
+    "rms_norm": (lambda x: F.rms_norm(x, (5,)), lambda x: tr.rms_norm(x, (5,))),
+    "cross_entropy": (
+        lambda x: F.cross_entropy(x, labels(x.device)),
+        lambda x: tr.cross_entropy(x, labels(x.device)),
+    ),
     "var": (lambda x: torch.var(x, 1), lambda x: tr.var(x, 1)),
 }
+
+
+@functools.cache
+def labels(device: torch.device) -> Tensor:
+    return torch.tensor([0, 1, 2, 3], device=device)
 
 
 def least(call: Callable[[], Any], device: str, calls: int = 1000, loops: int = 9) -> float:
@@ -67,7 +78,8 @@ def least(call: Callable[[], Any], device: str, calls: int = 1000, loops: int = 
 
 
 def host(device: str) -> list[dict[str, Any]]:
-    """Time torch before anything is registered, so first in a process; then registered and disabled; then enabled."""
+    """Time torch before anything is registered, so first in a process; then registered and disabled; then enabled.
+    Calls without a gradient, with one to record, and with one that is computed (gradient: taken)."""
     inputs = {g: torch.randn(4, 5, device=device, requires_grad=g) for g in (False, True)}
     rows = []
 
@@ -76,8 +88,13 @@ def host(device: str) -> list[dict[str, Any]]:
             for gradient, x in inputs.items():
                 if gradient and op == "argmax":
                     continue
-                us = least(lambda f=calls[which], x=x: f(x), device)
-                rows.append({**common(device), "op": op, "gradient": gradient, "provider": provider, "us": f"{us:.2f}"})
+                f = calls[which]
+                times = {str(gradient): least(lambda f=f, x=x: f(x), device)}
+                if gradient:
+                    g = torch.ones_like(f(x))
+                    times["taken"] = least(lambda f=f, x=x, g=g: torch.autograd.grad(f(x), x, g), device, 300)
+                for kind, us in times.items():
+                    rows.append({**common(device), "op": op, "gradient": kind, "provider": provider, "us": f"{us:.2f}"})
 
     torch.set_num_threads(1)
     measure("", 0)  # a machine that has just begun to work is slower
