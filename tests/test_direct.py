@@ -1,7 +1,11 @@
 """Which calls skip torch's dispatcher, and that only the time differs."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -155,6 +159,14 @@ def test_recorded_calls_keep_the_manners_of_autograd():
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
+    w, b = (torch.rand(5, requires_grad=True) for _ in range(2))
+    for changed in (w, b):
+        y = tr.layer_norm(x, (5,), w, b)
+        with torch.no_grad():
+            changed.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
     packed = []
 
     def pack(t):
@@ -170,6 +182,11 @@ def test_recorded_calls_keep_the_manners_of_autograd():
 
     with torch.autograd.graph.saved_tensors_hooks(refuse, lambda t: t), pytest.raises(ValueError, match="not this one"):
         tr.softmax(x, 1)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t.double()):
+        y = tr.softmax(x, 1)
+    assert torch.autograd.grad(y, x, torch.ones(4, 5))[0].dtype == torch.float32
+    with torch.inference_mode(), torch.enable_grad():
+        assert not any(f(x, 1).requires_grad for f in (tr.softmax, tr.sum, tr.amax, tr.prod))
     z = torch.utils.checkpoint.checkpoint(lambda t: tr.softmax(t, 1).square(), x, use_reentrant=False)
     assert_bitwise_equal(torch.autograd.grad(z.sum(), x)[0], torch.autograd.grad(tr.softmax(x, 1).square().sum(), x)[0])
     with torch.autograd.detect_anomaly(check_nan=False):
@@ -178,6 +195,25 @@ def test_recorded_calls_keep_the_manners_of_autograd():
     y = tr.softmax(x, 1)
     with force_plan(family="held_rows"), pytest.raises(ValueError, match="on the CPU have the families"):
         y.backward(torch.ones(4, 5))
+
+
+def test_checkpoints_find_what_their_calls_saved():
+    """Whether C++ or Python records a call, of which a profiler or a mode decides; and nothing of it stays."""
+    x, norm = torch.randn(4, 8, requires_grad=True), tr.nn.LayerNorm(8)
+    y = torch.utils.checkpoint.checkpoint(lambda t: norm(t).relu(), x, use_reentrant=False)
+    with torch.profiler.profile():
+        y.sum().backward()
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    large = torch.randn(2048, 1024, requires_grad=True)
+    for f in (tr.softmax, tr.log_softmax):
+        for i in range(35):
+            torch.utils.checkpoint.checkpoint(f, large, 1, use_reentrant=False).sum().backward()
+            if i == 4:
+                before = resident()
+        assert resident() - before < 15 * large.nbytes, f  # thirty results if each stayed
 
 
 def test_anything_but_a_plain_tensor_is_not_served():

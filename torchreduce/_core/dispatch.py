@@ -27,6 +27,7 @@ _modes, _function_modes = _C._len_torch_dispatch_stack, _C._len_torch_function_s
 _functorch = _C._functorch
 _transform = _functorch.peek_interpreter_stack  # None outside of torch.func's transforms
 _is_compiling, _is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+_is_inference = torch.is_inference_mode_enabled
 _unpack_dual = torch._VF._unpack_dual
 
 
@@ -52,7 +53,8 @@ def serving(op: Any, t: Tensor, *more: Tensor) -> Callable[..., Any]:
     transform active, that is the bare kernel, or the bare kernel with a gradient if one is needed."""
     if not is_unwatched() or not is_plain(t) or (more and not all(map(is_plain, more))):
         return op.default  # type: ignore[no-any-return]
-    if _is_grad_enabled() and (t.requires_grad or (more and any(other.requires_grad for other in more))):
+    needs_gradient = t.requires_grad or (more and any(other.requires_grad for other in more))
+    if needs_gradient and _is_grad_enabled() and not _is_inference():
         return op.derivative  # type: ignore[no-any-return]
     return op.raw  # type: ignore[no-any-return]
 

@@ -35,7 +35,8 @@ inline Kind kind_of(const Tensor& x) {
   if ((highest != DispatchKey::CPU && highest != DispatchKey::CUDA) || x._fw_grad(0).defined() ||
       at::impl::PythonTorchFunctionTLS::stack_len() > 0 || at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION))
     return Kind::Other;
-  return x.requires_grad() && at::GradMode::is_enabled() ? Kind::Recorded : Kind::Plain;
+  const bool records = at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
+  return records && x.requires_grad() ? Kind::Recorded : Kind::Plain;
 }
 template <class T> bool is_plain(const T& x) {
   if constexpr (std::is_same_v<T, Tensor>) return kind_of(x) == Kind::Plain;
@@ -165,7 +166,10 @@ template <class Rule> struct OfResult : Recorded<Rule> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return {{}, {}};
     static const OpOf<Tensor(const Tensor&, const Tensor&, int64_t, ScalarType, int64_t)> gradient(Rule::kGradient);
-    return {gradient(grads[0], ctx->get_saved_variables()[0], saved_int(ctx, "dim"), saved_dtype(ctx),
+    static const OpOf<Tensor(const Tensor&, ScalarType)> rounded("rounded");
+    const Tensor y = ctx->get_saved_variables()[0];  // of another dtype if a hook says so
+    const bool alike = grads[0].scalar_type() == y.scalar_type();
+    return {gradient(alike ? grads[0] : rounded(grads[0], y.scalar_type()), y, saved_int(ctx, "dim"), saved_dtype(ctx),
                      saved_int(ctx, "level")),
             {}};
   }
@@ -179,40 +183,54 @@ struct log_softmax : OfResult<log_softmax> { static constexpr const char* kGradi
 // x, weight, for layer_norm bias, dims, epsilon, level
 template <class Rule, bool kBias> struct Norm : Recorded<Rule> {
   using Maybe = const std::optional<Tensor>&;
+  using OfWeights = std::conditional_t<kBias, std::tuple<Tensor, Tensor>, Tensor>;
+  using OfAll = std::conditional_t<kBias, std::tuple<Tensor, Tensor, Tensor>, std::tuple<Tensor, Tensor>>;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, Maybe weight, Maybe bias, const DirectCall& call) {
     constexpr int kNext = kBias ? 3 : 2;
     Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(kNext + 2));
     ctx->saved_data["dims"] = call.number(kNext);
     ctx->saved_data["epsilon"] = call.arguments[kNext + 1].real;
-    ctx->saved_data["has_bias"] = bias.has_value();
     const auto& given = weight ? weight : bias;
     ctx->saved_data["weight_dtype"] = int64_t(given ? given->scalar_type() : x.scalar_type());
     const Tensor y = call.run(), stats = call.result(1);
-    ctx->save_for_backward({x, weight.value_or(Tensor()), stats});
+    variable_list saved{x, weight.value_or(Tensor())};
+    if (kBias) saved.push_back(bias.value_or(Tensor()));  // which may not change, as torch has it
+    saved.push_back(stats);
+    ctx->save_for_backward(std::move(saved));
     return y;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const OpOf<Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, int64_t)> gradient(
+        Rule::kGradient);
+    static const OpOf<OfWeights(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)>
+        of_weights(Rule::kWeights);
+    static const OpOf<OfAll(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)>
+        of_all(Rule::kBackward, "raw");
     if (!grads[0].defined()) return {{}, {}, {}, {}};
     const Tensor& g = grads[0];
     const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &stats = saved[2];
+    const Tensor &x = saved[0], &stats = saved.back();
     const auto weight = maybe(saved[1]);
     const int64_t dims = saved_int(ctx, "dims"), level = saved_int(ctx, "level");
     const double epsilon = ctx->saved_data["epsilon"].toDouble();
     const auto dtype = ScalarType(saved_int(ctx, "weight_dtype"));
-    const bool has_bias = ctx->saved_data["has_bias"].toBool();
     // Edges are numbered without those of tensors that are not given.
     const bool to_x = ctx->needs_input_grad(0), to_weight = weight && ctx->needs_input_grad(1),
-               to_bias = has_bias && ctx->needs_input_grad(weight ? 2 : 1);
+               to_bias = kBias && saved[2].defined() && ctx->needs_input_grad(weight ? 2 : 1);
     Tensor of_x, of_weight, of_bias;
     if (to_x && (to_weight || to_bias) && is_plain(g) && is_plain(x) && is_plain(weight) && is_plain(stats)) {
-      std::tie(of_x, of_weight, of_bias) = Rule::both(g, x, weight, stats, dims, epsilon, dtype, level);
+      const OfAll all = of_all(g, x, weight, stats, dims, epsilon, dtype, level);
+      of_x = std::get<0>(all);
+      of_weight = std::get<1>(all);
+      if constexpr (kBias) of_bias = std::get<2>(all);
     } else {
-      static const OpOf<Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, int64_t)> gradient(
-          Rule::kGradient);
       if (to_x) of_x = gradient(g, x, weight, stats, dims, epsilon, level);
-      if (to_weight || to_bias) std::tie(of_weight, of_bias) = Rule::weights(g, x, stats, dims, epsilon, dtype, level);
+      if (to_weight || to_bias) {
+        const OfWeights some = of_weights(g, x, stats, dims, epsilon, dtype, level);
+        if constexpr (kBias) std::tie(of_weight, of_bias) = some;
+        else of_weight = some;
+      }
     }
     return {of_x, to_weight ? of_weight : Tensor(), to_bias ? of_bias : Tensor(), {}};
   }
@@ -222,42 +240,12 @@ template <class Rule, bool kBias> struct Norm : Recorded<Rule> {
 };
 
 struct rms_norm : Norm<rms_norm, false> {
-  static constexpr const char* kGradient = "rms_norm_gradient";
-  using One = std::tuple<Tensor, Tensor>;
-  using Three = std::tuple<Tensor, Tensor, Tensor>;
-
-  static Three both(const Tensor& g, const Tensor& x, Maybe weight, const Tensor& stats, int64_t dims, double epsilon,
-                    ScalarType dtype, int64_t level) {
-    static const OpOf<One(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
-        "rms_norm_backward", "raw");
-    const auto [of_x, of_weight] = op(g, x, weight, stats, dims, epsilon, dtype, level);
-    return {of_x, of_weight, {}};
-  }
-  static One weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double epsilon,
-                     ScalarType dtype, int64_t level) {
-    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
-        "rms_norm_weights");
-    return {op(g, x, stats, dims, epsilon, dtype, level), {}};
-  }
+  static constexpr const char *kGradient = "rms_norm_gradient", *kWeights = "rms_norm_weights",
+                              *kBackward = "rms_norm_backward";
 };
-
 struct layer_norm : Norm<layer_norm, true> {
-  static constexpr const char* kGradient = "layer_norm_gradient";
-  using Two = std::tuple<Tensor, Tensor>;
-  using Three = std::tuple<Tensor, Tensor, Tensor>;
-
-  static Three both(const Tensor& g, const Tensor& x, Maybe weight, const Tensor& stats, int64_t dims, double epsilon,
-                    ScalarType dtype, int64_t level) {
-    static const OpOf<Three(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)>
-        op("layer_norm_backward", "raw");
-    return op(g, x, weight, stats, dims, epsilon, dtype, level);
-  }
-  static Two weights(const Tensor& g, const Tensor& x, const Tensor& stats, int64_t dims, double epsilon,
-                     ScalarType dtype, int64_t level) {
-    static const OpOf<Two(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)> op(
-        "layer_norm_weights");
-    return op(g, x, stats, dims, epsilon, dtype, level);
-  }
+  static constexpr const char *kGradient = "layer_norm_gradient", *kWeights = "layer_norm_weights",
+                              *kBackward = "layer_norm_backward";
 };
 
 // ---- losses ----------------------------------------------------------------------------------------------------------
@@ -392,7 +380,11 @@ template <class Rule> bool record(Kernel kernel, Argument* arguments, void** res
   try {
     Rule::record({kernel, arguments, results});
     return true;
-  } catch (const std::exception&) { return false; }
+  } catch (const std::exception&) {
+    // Of a hook that raised, as checkpoints' do, the result may be what its own node was about to save.
+    if (results[0]) static_cast<Tensor*>(results[0])->unsafeGetTensorImpl()->set_autograd_meta(nullptr);
+    return false;
+  }
 }
 
 // Null for an op without a rule.
