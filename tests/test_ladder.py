@@ -161,6 +161,7 @@ def test_a_rung_is_right_and_clean_in_the_emulation(emulations, rung, sanitizer,
             assert launches >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ladder tsan")
 def test_without_its_synchronisation_a_rung_is_found_racy(tmp_path, monkeypatch):
     """As the documents have last_warp: its lanes in lockstep, which no GPU of NVIDIA's promises any more."""
@@ -386,7 +387,7 @@ def test_a_missing_compiler_is_named(monkeypatch, tmp_path):
         build.for_hip("gfx90a")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_installed_package_has_the_sources(tmp_path):
     """And reads them: the same rungs, and a cache of the user's for what is compiled."""
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
