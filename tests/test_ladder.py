@@ -140,7 +140,11 @@ SIZES = {("asan", 32): (1, 2, 31, 33, 1023, 1025, 4100), ("asan", 64): (1, 33, 1
          ("tsan", 64): (1, 1025)}  # fmt: skip
 
 
-GROUPS = [pytest.param(s, wave, marks=pytest.mark.xdist_group(f"ladder {s}")) for s, wave in SIZES]
+# Without --slow each sanitizer has one width of wave.
+GROUPS = [
+    pytest.param(s, wave, marks=[pytest.mark.xdist_group(f"ladder {s}"), *slow])
+    for (s, wave), slow in zip(SIZES, ([], [pytest.mark.slow], [pytest.mark.slow], []), strict=True)
+]
 
 
 @pytest.mark.parametrize("rung", OWN)
