@@ -20,6 +20,7 @@ CASES = [
     ((1001, 67), (1, 0), None),
     ((4096, 16), (1, 0), None),
     ((2049, 77), (1, 0), None),
+    ((1603, 300), (1, 0), None),
     ((20_001, 72), (1, 0), None),
     ((70, 90, 104), (2, 0, 1), None),
     ((70, 90, 104), (2, 1, 0), None),
@@ -62,6 +63,14 @@ def test_whom_it_does_not_serve():
     assert plan("sum", (64, 5000), (1, 0), (1,), torch.float32)["family"] not in ("strided", "transposed_rows")
     assert plan("sum", (5000, 64), (1, 0), None, torch.float32, shared=32 << 10)["family"] == "strided"
     assert plan("sum", (16, 64, 32), (1, 0, 2), None, torch.float32)["family"] == "strided"  # neighbours along the row
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, *HALF))
+def test_tiles_have_a_sector_of_each_row_of_memory(dtype):
+    """Of short stretches: 32 KiB, or twice as many where that is less than 32 bytes of a row."""
+    for stretch, tile in ((512, 32 << 10), (1024, 32 << 10), (1025, 64 << 10), (2048, 64 << 10)):
+        p = plan("sum", (stretch, 50_000), (1, 0), None, dtype)
+        assert p["shared"] == tile and p["shape"]["leaves"] == tile // dtype.itemsize // 2048, stretch
 
 
 def test_runs_are_forced():

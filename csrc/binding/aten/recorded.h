@@ -140,9 +140,10 @@ inline ScalarType saved_dtype(AutogradContext* ctx) { return ScalarType(ctx->sav
 inline int64_t saved_int(AutogradContext* ctx, const char* name) { return ctx->saved_data[name].toInt(); }
 inline std::optional<Tensor> maybe(const Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; }
 
-// A rule has `forward` and `backward` as torch::autograd::Function asks; the tensors with gradients come first, then
-// the call. forward returns the result that has a gradient, the call's first; the others are tensors without. Rules are
-// named as the ops, since graphs show that.
+// A rule has `forward` as torch::autograd::Function asks: it takes the tensor that has a gradient, then the call, and
+// returns the call's first result; the others are tensors without a gradient. It saves what Python's rule saves, in
+// that order: a checkpoint may meet either. `gradient` makes that of the tensor out of the result's. Rules are named as
+// the ops, since graphs show that.
 template <class Rule> struct Recorded : torch::autograd::Function<Rule> {
   static constexpr bool is_traceable = true;
   static void begin(AutogradContext* ctx, ScalarType dtype, int64_t level) {
@@ -150,7 +151,21 @@ template <class Rule> struct Recorded : torch::autograd::Function<Rule> {
     ctx->saved_data["dtype"] = int64_t(dtype);
     ctx->saved_data["level"] = level;
   }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {grads[0].defined() ? Rule::gradient(ctx, grads[0]) : Tensor(), {}};
+  }
+  static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
 };
+
+// x / n, rounded once.
+inline Tensor divided(const Tensor& x, const Tensor& n, ScalarType dtype) {
+  static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> op("divide");
+  return op(x, n, dtype);
+}
+inline Tensor rounded(const Tensor& x, ScalarType dtype) {
+  static const OpOf<Tensor(const Tensor&, ScalarType)> op("rounded");
+  return x.scalar_type() == dtype ? x : op(x, dtype);
+}
 
 // ---- softmax ---------------------------------------------------------------------------------------------------------
 
@@ -163,17 +178,11 @@ template <class Rule> struct OfResult : Recorded<Rule> {
     ctx->save_for_backward({y});
     return y;
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
-    static const OpOf<Tensor(const Tensor&, const Tensor&, int64_t, ScalarType, int64_t)> gradient(Rule::kGradient);
-    static const OpOf<Tensor(const Tensor&, ScalarType)> rounded("rounded");
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
+    static const OpOf<Tensor(const Tensor&, const Tensor&, int64_t, ScalarType, int64_t)> op(Rule::kGradient);
     const Tensor y = ctx->get_saved_variables()[0];  // of another dtype if a hook says so
-    const bool alike = grads[0].scalar_type() == y.scalar_type();
-    return {gradient(alike ? grads[0] : rounded(grads[0], y.scalar_type()), y, saved_int(ctx, "dim"), saved_dtype(ctx),
-                     saved_int(ctx, "level")),
-            {}};
+    return op(rounded(g, y.scalar_type()), y, saved_int(ctx, "dim"), saved_dtype(ctx), saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
 };
 struct softmax : OfResult<softmax> { static constexpr const char* kGradient = "softmax_gradient"; };
 struct log_softmax : OfResult<log_softmax> { static constexpr const char* kGradient = "log_softmax_gradient"; };
@@ -262,18 +271,15 @@ struct cross_entropy : Recorded<cross_entropy> {
     ctx->save_for_backward({x, target, weight, stats});
     return losses;
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
     using Maybe = const std::optional<Tensor>&;
     static const OpOf<Tensor(const Tensor&, Maybe, const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, int64_t,
                              double, int64_t)>
-        gradient("cross_entropy_gradient");
+        op("cross_entropy_gradient");
     const auto saved = ctx->get_saved_variables();
-    return {gradient(grads[0], std::nullopt, saved[0], saved[1], maybe(saved[2]), saved[3], saved_int(ctx, "dim"),
-                     saved_int(ctx, "ignored"), 0.0, saved_int(ctx, "level")),
-            {}};
+    return op(g, std::nullopt, saved[0], saved[1], maybe(saved[2]), saved[3], saved_int(ctx, "dim"),
+              saved_int(ctx, "ignored"), 0.0, saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
 };
 
 // losses, weights, counts, dtype, level
@@ -285,17 +291,14 @@ struct mean_loss : Recorded<mean_loss> {
     ctx->save_for_backward({n});
     return mean;
   }
-  // grad / n for each row, in the accumulator type.
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
+  // g / n for each row, in the accumulator type.
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
     const ReducedDims dims(ctx);
     const Tensor n = ctx->get_saved_variables()[0];
-    if (is_plain(grads[0])) return {at::div(grads[0].expand(dims.shape), n.expand(dims.shape)), {}};
-    static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
-    const Tensor each = divide(grads[0], n, saved_dtype(ctx));
-    return {dims.spread(dims.kept(each), saved_dtype(ctx), saved_int(ctx, "level")), {}};
+    if (is_plain(g)) return at::div(g.expand(dims.shape), n.expand(dims.shape));
+    const ScalarType dtype = saved_dtype(ctx);
+    return dims.spread(dims.kept(divided(g, n, dtype)), dtype, saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
 };
 
 // ---- reductions and scans --------------------------------------------------------------------------------------------
@@ -309,15 +312,13 @@ struct logsumexp : Recorded<logsumexp> {
     ctx->save_for_backward({x, stats});
     return value;
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
-    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, at::OptionalIntArrayRef, int64_t)> gradient(
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
+    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, at::OptionalIntArrayRef, int64_t)> op(
         "logsumexp_gradient");
     const ReducedDims dims(ctx);
     const auto saved = ctx->get_saved_variables();
-    return {gradient(dims.kept(grads[0]), saved[0], saved[1], dims.listed(), saved_int(ctx, "level")), {}};
+    return op(dims.kept(g), saved[0], saved[1], dims.listed(), saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
 };
 
 // x, dims, keepdim, dtype, level
@@ -327,13 +328,11 @@ template <class Rule> struct OfSum : Recorded<Rule> {
     ReducedDims::save(ctx, x, call.ints(1));
     return call.run_to_float();
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
     const ReducedDims dims(ctx);
-    const Tensor each = Rule::of_each(dims.kept(grads[0]), dims, saved_dtype(ctx));
-    return {dims.spread(each, saved_dtype(ctx), saved_int(ctx, "level")), {}};
+    const ScalarType dtype = saved_dtype(ctx);
+    return dims.spread(Rule::of_each(dims.kept(g), dims, dtype), dtype, saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
 };
 struct sum : OfSum<sum> {
   static Tensor of_each(const Tensor& grad, const ReducedDims&, ScalarType) { return grad; }
@@ -344,10 +343,7 @@ struct mean : OfSum<mean> {
     const bool is_wide = dtype == ScalarType::Double || grad.scalar_type() == ScalarType::Double;
     const ScalarType wide = is_wide ? ScalarType::Double : ScalarType::Float;
     const Tensor count = at::full({}, dims.count(), grad.options().dtype(ScalarType::Long));
-    if (!is_plain(grad) || grad.dim() >= kMaxDims) {
-      static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> divide("divide");
-      return divide(grad, count, wide);
-    }
+    if (!is_plain(grad) || grad.dim() >= kMaxDims) return divided(grad, count, wide);
     // Rounded once, a NaN canonical: the sum of each element alone.
     static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> round(
         "sum", "raw");
@@ -364,14 +360,11 @@ struct cumsum : Recorded<cumsum> {
     ctx->saved_data["reverse"] = call.number(4) != 0;
     return call.run_to_float();
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    if (!grads[0].defined()) return {{}, {}};
-    static const OpOf<Tensor(const Tensor&, int64_t, std::optional<ScalarType>, bool, bool, int64_t)> scan("cumsum");
-    return {scan(grads[0], saved_int(ctx, "dim"), saved_dtype(ctx), ctx->saved_data["exclusive"].toBool(),
-                 !ctx->saved_data["reverse"].toBool(), saved_int(ctx, "level")),
-            {}};
+  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
+    static const OpOf<Tensor(const Tensor&, int64_t, std::optional<ScalarType>, bool, bool, int64_t)> op("cumsum");
+    return op(g, saved_int(ctx, "dim"), saved_dtype(ctx), ctx->saved_data["exclusive"].toBool(),
+              !ctx->saved_data["reverse"].toBool(), saved_int(ctx, "level"));
   }
-  static void record(const DirectCall& call) { apply(*call.tensor(0), call); }
 };
 
 // ----------------------------------------------------------------------------------------------------------------------
