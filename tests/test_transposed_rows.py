@@ -34,6 +34,19 @@ CASES = [
     ((2, 3, 41, 64, 36), (1, 0, 4, 3, 2), (2, 3, 4)),
     ((2, 3, 41, 64, 36), (1, 0, 4, 2, 3), (1, 2, 3, 4)),
 ]
+# Few columns, which strided may serve as fast.
+FEW = [
+    ((9000, 2), (1, 0), None),
+    ((70_001, 3), (1, 0), None),
+    ((40_000, 4), (1, 0), None),
+    ((2, 61, 150, 5), (0, 3, 1, 2), None),
+    ((2, 64, 64, 4), (0, 3, 1, 2), (1, 2, 3)),
+    ((3, 47, 53, 7), (0, 3, 1, 2), (1, 2, 3)),
+    ((3, 5000, 8), (0, 2, 1), (1, 2)),
+    ((2, 3, 71, 83, 12), (1, 0, 4, 3, 2), None),
+    ((30_003, 16), (1, 0), None),
+    ((10_001, 17), (1, 0), None),
+]
 
 
 def plan(op, shape, order, dims, dtype, aligned=True, shared=227 << 10):
@@ -47,12 +60,26 @@ def plan(op, shape, order, dims, dtype, aligned=True, shared=227 << 10):
 @pytest.mark.parametrize("dtype", (torch.float32, *HALF))
 @pytest.mark.parametrize("op", ("sum", "mean", "nansum", "norm2", "argmax"))
 def test_whom_it_serves(op, dtype):
-    for case in CASES:
-        p = plan(op, *case, dtype)
-        assert p["family"] == "transposed_rows", case
+    for case in CASES + FEW:
         leaves = math.ceil(math.prod(case[0]) / 2048)
-        assert 0 < p["blocks"] <= 2 * leaves * case[0][0] and p["shared"] <= 226 << 10
-        assert plan(op, *case, dtype, aligned=False)["family"] == "transposed_rows"
+        with force_plan(family="transposed_rows"):
+            p = plan(op, *case, dtype)
+            assert 0 < p["blocks"] <= 2 * leaves * case[0][0] and p["shared"] <= 226 << 10, case
+            assert plan(op, *case, dtype, aligned=False)["family"] == "transposed_rows"
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, *HALF))
+@pytest.mark.parametrize("op", ("sum", "mean", "nansum", "norm2", "argmax"))
+def test_whom_it_serves_best(op, dtype):
+    """By several runs of leaves a column where columns are few; not where idle lanes or few blocks would cost more."""
+    images = (0, 3, 1, 2)
+    best = [((49, 2**20), (1, 0)), ((1000, 7, 7, 2048), images), ((2**20, 64), (1, 0)), ((9, 10**6, 33), (0, 2, 1))]
+    best += [((64, 512, 512, 3), images), ((2**24, 4), (1, 0)), ((2**22, 9), (1, 0)), ((1000, 1024, 16), (0, 2, 1))]
+    for case in best:
+        assert plan(op, *case, None, dtype)["family"] == "transposed_rows", case
+    others = [((32, 128, 128, 3), images), ((1000, 70, 70, 5), images), ((9000, 2), (1, 0)), ((4096, 16), (1, 0))]
+    for case in others:
+        assert plan(op, *case, None, dtype)["family"] == "strided", case
 
 
 def test_whom_it_does_not_serve():
@@ -73,6 +100,20 @@ def test_tiles_have_a_sector_of_each_row_of_memory(dtype):
         assert p["shared"] == tile and p["shape"]["leaves"] == tile // dtype.itemsize // 2048, stretch
 
 
+def test_runs_of_few_columns():
+    for columns, runs in ((2, 8), (3, 8), (4, 8), (5, 4), (8, 4), (9, 2), (16, 2), (17, 1), (64, 1)):
+        with force_plan(family="transposed_rows"):
+            assert plan("sum", (2**21, columns), (1, 0), None, torch.float32)["shape"]["runs"] == runs, columns
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, *HALF))
+def test_tiles_of_rows_shorter_than_a_sector_are_strided(dtype):
+    for stretch, sectors in ((1024, 1), (1025, 2)):
+        columns = sectors * 32 // dtype.itemsize
+        for number, family in ((columns, "transposed_rows"), (columns - 1, "strided")):
+            assert plan("sum", (1000, stretch, number), (0, 2, 1), None, dtype)["family"] == family, (stretch, number)
+
+
 def test_runs_are_forced():
     for leaves in (1, 4, 16):
         with force_plan(family="transposed_rows", leaves=leaves):
@@ -82,7 +123,7 @@ def test_runs_are_forced():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + FEW, ids=str)
 @pytest.mark.parametrize("dtype", (torch.float32, *HALF))
 @pytest.mark.parametrize("name", ("sum", "mean", "nansum", "vector_norm", "argmax"))
 def test_bits_are_the_cpus(name, dtype, case):

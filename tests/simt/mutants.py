@@ -198,7 +198,7 @@ MUTANTS = (
     ),
     Mutant(
         "no barrier after threads have left residues", "kernels/reduce/transposed_rows.cuh",
-        "warp, offsets)); __syncthreads();", "warp, offsets));",
+        "block.rows(window + 1)); __syncthreads();", "block.rows(window + 1));",
         "reduce.Sum", ("transposed_rows",), every=1,
     ),
     Mutant(

@@ -43,28 +43,42 @@ struct ColumnLeaves {
   int count;
 
   __device__ int end() const { return first + count * kLeaf; }
+  // The leaf, counted from the first one, whose last rows are in a window; -1 if there is none.
+  __device__ __forceinline__ int ends_in(int window) const {
+    const int k = window - (first + kResidues - 1) / kResidues;
+    return k >= 0 && k % 8 == 7 && k < count * 8 ? k / 8 : -1;
+  }
 };
 
-// A block's columns of long stretches, a lane each, and the rows of memory in which their leaves lie. A window is 256
-// of these, of which a warp has 32.
+// A block's columns of long stretches, and the rows of memory in which their leaves lie. A window is 256 rows. A slot
+// is a run of leaves of a column: number run * columns + column. A warp has rows of one run: its lanes are columns, and
+// where those are few, some rows times columns.
 template <class Op, class Load> struct LongStretches {
   using E = typename Load::Element;
   using Near = typename Op::Near;
-  static constexpr int kColumns = transposed_rows::kColumns, kRun = kResidues / kWarps;
+  static constexpr int kColumns = transposed_rows::kColumns, kRun = transposed_rows::kRun;
   static_assert(kColumns == kLanes);
   static constexpr int kPitch = transposed_rows::kPitch;
 
   const ReduceCall& call;
   const TransposedRowsShape& shape;
   int64_t part, strip, slice, row, left;  // left: columns of the slice from the block's first one on
-  int top, stretch;                       // the block's first row of memory; all of them
-  const char* from;                       // the lane's column
-  ColumnLeaves own;
-  int windows;  // that the block's leaves lie in
-  bool single;  // one dim after i
+  int columns, stretch;                   // of the block; rows of memory of a column
+  int top;                                // the run's first row of memory
+  int of_lane, warps_rows;                // the lane's row of a load, of `shape.runs`; the warp's first row of a window
+  int slot;
+  const char* from;  // the lane's column
+  ColumnLeaves own;  // the slot's
+  int windows;       // that the block's leaves lie in
+  bool single;       // one dim after i
+  int64_t* offsets;  // of the warp's rows, in shared memory
 
-  __device__ LongStretches(const ReduceCall& call, const TransposedRowsShape& shape) : call(call), shape(shape) {
+  // Writes the leaves of each slot to `of_slots`.
+  __device__ LongStretches(const ReduceCall& call, const TransposedRowsShape& shape, int64_t* shared_offsets,
+                           ColumnLeaves* of_slots)
+      : call(call), shape(shape) {
     const Layout& layout = call.layout;
+    const int warp = int(threadIdx.x) / kLanes, warps = kWarps / shape.runs;
     int64_t rest = blockIdx.x;
     auto next = [&](int64_t count) {
       const int64_t upper = quotient(rest, count), lower = rest - upper * count;
@@ -76,26 +90,40 @@ template <class Op, class Load> struct LongStretches {
     slice = next(shape.slices);
     row = rest;
     left = shape.columns - strip * kColumns;
-    top = int(part * shape.run * kLeaf);
+    columns = shape.runs > 1 ? int(shape.columns) : kColumns;
     stretch = int(shape.stretch);
+    of_lane = lane_id() / columns;
+    warps_rows = warp % warps * kRun * shape.runs;
+    top = first_leaf(warp / warps) * kLeaf;
+    const bool idle = of_lane >= shape.runs;
+    slot = idle ? 0 : warp / warps * columns + lane_id() % columns;
     const E* const first = global(static_cast<const E*>(call.in.data)) + row_start(layout, row).in;
-    const int64_t start = slice_offset(layout, shape.dim, slice) + strip * kColumns + lane_id();
+    const int64_t start = slice_offset(layout, shape.dim, slice) + strip * kColumns + lane_id() % columns;
     from = reinterpret_cast<const char*>(recomputed(reinterpret_cast<int64_t>(first + start)));
-    own = leaves_of(lane_id());
-    windows = (warp_most(own.count ? own.end() : 0) + kResidues - 1) / kResidues;
+    offsets = shared_offsets + warp * shape.runs * kPitch;
+    if (warp == 0) of_slots[lane_id()] = leaves_of(lane_id());
+    __syncthreads();
+    own = idle ? ColumnLeaves{} : of_slots[slot];
+    windows = (warp_most(of_slots[lane_id()].end()) + kResidues - 1) / kResidues;
     single = shape.dim + 1 == layout.kept + layout.reduced - 1;
   }
 
-  __device__ __forceinline__ ColumnLeaves leaves_of(int column) const {
+  // Of a run, from the column's first leaf on.
+  __device__ __forceinline__ int first_leaf(int run) const { return (int(part) * shape.runs + run) * shape.run; }
+  __device__ __forceinline__ ColumnLeaves leaves_of(int slot) const {
+    const int run = slot / columns, column = slot - run * columns;
     const int64_t position = (slice * shape.columns + strip * kColumns + column) * shape.stretch;
     const int64_t leaf = (position + kLeaf - 1) / kLeaf;
     int64_t end = (position + shape.stretch + kLeaf - 1) / kLeaf;
     if (column == left - 1) end = (position + shape.stretch) / kLeaf;
-    int64_t count = end - leaf - part * shape.run;
-    count = column >= left || count < 0 ? 0 : count < shape.run ? count : shape.run;
-    return ColumnLeaves{leaf + part * shape.run, int(leaf * kLeaf - position), int(count)};
+    const int64_t count = end - leaf - first_leaf(run);
+    if (column >= left || run >= shape.runs || count <= 0) return {};
+    return {leaf + first_leaf(run), int(leaf * kLeaf - position), int(count < shape.run ? count : shape.run)};
   }
-  // Of a warp's rows of a window: where they are from the column's start on, in shared memory; which of them its leaves
+  // The thread's first row of a window, and how many of its rows are before row n from there on.
+  __device__ __forceinline__ int first_row() const { return warps_rows + of_lane; }
+  __device__ __forceinline__ int rows_before(int n) const { return (n + shape.runs - 1) >> (__ffs(shape.runs) - 1); }
+  // A thread's rows of a window: where they are from the column's start on, in shared memory; which of them its leaves
   // have.
   struct Rows {
     const char* from;
@@ -107,40 +135,45 @@ template <class Op, class Load> struct LongStretches {
       return x;
     }
   };
-  __device__ __forceinline__ Rows rows(int window, int warp, int64_t* offsets) const {
-    const int at = window * kResidues + warp * kRun, j = top + at + lane_id();
-    const bool beyond = j >= stretch;  // in the next column
-    const int k = beyond ? j - stretch : j;
-    const int64_t offset = single ? k * call.layout.in[shape.dim + 1] : stretch_offset(call.layout, shape.dim, k);
-    int64_t* const of_warp = offsets + (window % 2 * kWarps + warp) * kRun;
-    of_warp[lane_id()] = (offset + (beyond ? 1 : 0)) * int64_t(sizeof(E));
+  __device__ __forceinline__ Rows rows(int window) const {
+    const int start = window * kResidues;
     warp_barrier();
-    return {from, of_warp, own.count ? first_bits(own.end() - at) & ~first_bits(own.first - at) : 0};
+#pragma unroll 1
+    for (int r = 0; r < shape.runs; ++r) {
+      const int j = top + start + warps_rows + lane_id() * shape.runs + r;
+      const bool beyond = j >= stretch;  // in the next column
+      const int k = beyond ? j - stretch : j;
+      const int64_t offset = single ? k * call.layout.in[shape.dim + 1] : stretch_offset(call.layout, shape.dim, k);
+      offsets[r * kPitch + lane_id()] = (offset + (beyond ? 1 : 0)) * int64_t(sizeof(E));
+    }
+    warp_barrier();
+    const int at = start + first_row();
+    return {from, offsets + of_lane * kPitch,
+            first_bits(rows_before(own.end() - at)) & ~first_bits(rows_before(own.first - at))};
   }
 };
 
-// What a thread has of the leaves of its column: the residues of its rows, each of the leaf in which the row then is.
-// When a leaf ends it leaves them at `to`, [residue][column].
+// What a thread has of the leaves of its slot: the residues of its rows, each of the leaf in which the row then is.
+// When a leaf ends it leaves them at `to`, [residue][slot].
 template <class Op, class Load> struct RunOfResidues {
   using Stretches = LongStretches<Op, Load>;
   using E = typename Load::Element;
   using Near = typename Op::Near;
   static constexpr int kRun = Stretches::kRun, kPitch = Stretches::kPitch, kAtOnce = 8;
   const Op& op;
-  const ColumnLeaves& own;
-  const int first, before, within;  // the thread's first row of a window; windows before the column's first leaf, rows
+  const Stretches& block;
+  const int before, within;  // windows before the slot's first leaf, and rows
   Near acc[kRun];
   E x[kRun];
   Near* const to;
 
-  __device__ RunOfResidues(const Op& op, const Stretches& block, int warp, Near* shared, int64_t* offsets)
+  __device__ RunOfResidues(const Op& op, const Stretches& block, Near* shared)
       : op(op),
-        own(block.own),
-        first(warp * kRun),
-        before(own.first / kResidues),
-        within(own.first % kResidues),
-        to(shared + (first - within) * kPitch + lane_id()) {
-    const auto rows = block.rows(0, warp, offsets);
+        block(block),
+        before(block.own.first / kResidues),
+        within(block.own.first % kResidues),
+        to(shared + (block.first_row() - within) * kPitch + block.slot) {
+    const auto rows = block.rows(0);
     const E absent = op.absent_element();
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
@@ -149,11 +182,11 @@ template <class Op, class Load> struct RunOfResidues {
     }
   }
   // Whether leaf number `k / 8` ends with its window number k % 8.
-  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < own.count * 8; }
+  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < block.own.count * 8; }
   // Takes the rows of a window, and loads those of the next one. Rows before number `within` are of the leaf that began
   // a window earlier.
   __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
-    const int k = window - before, split = within - first;
+    const int k = window - before, split = block.rows_before(within - block.first_row());
     const bool late = ends(k - 1);
     const uint32_t lower = first_bits(split), ended = late ? lower : ends(k) ? ~lower : 0u;
     const E absent = op.absent_element();
@@ -165,18 +198,19 @@ template <class Op, class Load> struct RunOfResidues {
     }
     if (!ended) return;
     Near* const place = late ? to + kResidues * kPitch : to;
+    const int pitch = block.shape.runs * kPitch;
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
-      if (ended >> i & 1) place[i * kPitch] = acc[i];
+      if (ended >> i & 1) place[i * pitch] = acc[i];
       acc[i] = ended >> i & 1 ? Op::near_absent() : acc[i];
     }
   }
-  // The leaf of a column, of what its threads left, by a warp.
-  __device__ static __forceinline__ Near leaf(const Op& op, const Near* shared, int column) {
+  // The leaf of a slot, of what its threads left, by a warp.
+  __device__ static __forceinline__ Near leaf(const Op& op, const Near* shared, int slot) {
     constexpr int kEach = kResidues / kLanes;
     Near v[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) v[i] = warp_tree(op, shared[(i * kLanes + lane_id()) * kPitch + column], kLanes);
+    for (int i = 0; i < kEach; ++i) v[i] = warp_tree(op, shared[(i * kLanes + lane_id()) * kPitch + slot], kLanes);
 #pragma unroll
     for (int d = 1; d < kEach; d *= 2)
 #pragma unroll
@@ -185,36 +219,36 @@ template <class Op, class Load> struct RunOfResidues {
   }
 };
 
-// The same of ops that know no order: one accumulator for all of a leaf's rows, which a thread leaves at
-// [warp][column].
+// The same of ops that know no order: one accumulator for all of a leaf's rows, which a thread leaves at [k][slot], as
+// the slot's thread number k of 8.
 template <class Op, class Load> struct RunOfPositions {
   using Stretches = LongStretches<Op, Load>;
   using E = typename Load::Element;
   using Near = typename Op::Near;
   static constexpr int kRun = Stretches::kRun, kPitch = Stretches::kPitch;
   const Op& op;
-  const ColumnLeaves& own;
-  const int first, before, within;
+  const Stretches& block;
+  const int before, within;
   Near acc = Op::near_absent();
   E x[kRun];
   uint32_t have;  // of these rows
   Near* const to;
 
-  __device__ RunOfPositions(const Op& op, const Stretches& block, int warp, Near* shared, int64_t* offsets)
+  __device__ RunOfPositions(const Op& op, const Stretches& block, Near* shared)
       : op(op),
-        own(block.own),
-        first(warp * kRun),
-        before(own.first / kResidues),
-        within(own.first % kResidues),
-        to(shared + warp * kPitch + lane_id()) {
-    const auto rows = block.rows(0, warp, offsets);
+        block(block),
+        before(block.own.first / kResidues),
+        within(block.own.first % kResidues),
+        to(shared + (block.warps_rows / kRun + block.of_lane) * kPitch + block.slot) {
+    const auto rows = block.rows(0);
 #pragma unroll
     for (int i = 0; i < kRun; ++i) x[i] = rows.load(i, E{});
     have = rows.have;
   }
-  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < own.count * 8; }
+  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < block.own.count * 8; }
   __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
-    const int k = window - before, split = within - first, position = k * kResidues - split;
+    const int k = window - before, position = k * kResidues + block.first_row() - within;
+    const int split = block.rows_before(within - block.first_row());
     const bool all_before = split >= kRun, some_before = split > 0;      // of the thread's rows those before `within`
     const int last = !some_before || all_before ? kRun - 1 : split - 1;  // of a leaf in the thread's rows
     const bool ended = ends(some_before ? k - 1 : k);
@@ -223,7 +257,7 @@ template <class Op, class Load> struct RunOfPositions {
       uint32_t word = 0;
       memcpy(&word, &x[i], sizeof(E));
       Near one[1];
-      op.template near_all<1>(&word, (position + i) & (kLeaf - 1), one);
+      op.template near_all<1>(&word, (position + i * block.shape.runs) & (kLeaf - 1), one);
       if (have >> i & 1) acc = Op::follow(acc, one[0]);
       if (ended && i == last) {
         *to = acc;
@@ -233,10 +267,10 @@ template <class Op, class Load> struct RunOfPositions {
     }
     have = next.have;
   }
-  __device__ static __forceinline__ Near leaf(const Op&, const Near* shared, int column) {
+  __device__ static __forceinline__ Near leaf(const Op&, const Near* shared, int slot) {
     Near v[kWarps];
 #pragma unroll
-    for (int k = 0; k < kWarps; ++k) v[k] = shared[k * kPitch + column];
+    for (int k = 0; k < kWarps; ++k) v[k] = shared[k * kPitch + slot];
 #pragma unroll
     for (int d = 1; d < kWarps; d *= 2)
 #pragma unroll
@@ -260,8 +294,12 @@ __device__ TR_RARELY_CALLED typename Op::Acc rare_leaf(const Op& op, const Reduc
 // element by element. E.g. float32 x[4000, 64].T, all of it: a row of 64 columns with stretches of 4000. Column 1
 // begins at position 4000, its first leaf (number 2) at position 4096, row 96: so rows 96 to 255 of a window are
 // residues 0 to 159, and rows 0 to 95 of the next window residues 160 to 255. The leaf ends in row 95 of window 8.
-// Shared memory: offsets of rows; residues, Near[256][columns]; of ops that know no order what threads have of a leaf,
-// Near[8][columns].
+// Of at most 16 columns a block takes shape.runs runs of leaves, each with 8 / shape.runs warps, and a warp's load has
+// elements of shape.runs rows. E.g. x[20000, 4].T: eight runs, a warp each; lane 4 r + c has rows r, r + 8, r + 16 and
+// so on of column c, and a warp loads 32 neighbours in memory.
+//
+// Shared memory: offsets of rows, int64[warps][runs][lanes]; residues, Near[256][slots], or of ops that know no order
+// what threads have of a leaf, Near[8][slots]; the leaves of each slot.
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, transposed_rows::kBlocks)
     reduce_transposed_rows(TR_GRID_CONSTANT ReduceCall call, TR_GRID_CONSTANT TransposedRowsShape shape,
@@ -269,25 +307,25 @@ __global__ void TR_BLOCKS_BOUND(kThreads, transposed_rows::kBlocks)
   using Stretches = LongStretches<Op, Load>;
   using Run = std::conditional_t<Op::kAnyOrder, RunOfPositions<Op, Load>, RunOfResidues<Op, Load>>;
   using Near = typename Op::Near;
-  __shared__ int64_t offsets[2 * kResidues];
+  __shared__ ColumnLeaves of_slots[kLanes];
   TR_DYNAMIC_SHARED(dynamic, 16);
-  Near* const shared = reinterpret_cast<Near*>(dynamic);
+  Near* const shared = reinterpret_cast<Near*>(dynamic + kWarps * shape.runs * Stretches::kPitch * sizeof(int64_t));
   const Op op{call.options};
-  const Stretches block(call, shape);
+  const Stretches block(call, shape, reinterpret_cast<int64_t*>(dynamic), of_slots);
   const int lane = lane_id(), warp = int(threadIdx.x) / kLanes;
   if (block.windows > 0) {
-    Run run(op, block, warp, shared, offsets);
+    Run run(op, block, shared);
 #pragma unroll 1
     for (int window = 0; window < block.windows; ++window) {
-      run.take(window, block.rows(window + 1, warp, offsets));
+      run.take(window, block.rows(window + 1));
       __syncthreads();
-      const int k = window - run.before - (run.within > 0 ? 1 : 0);  // the last of its windows that a leaf has part of
-      const uint32_t columns = ballot(run.ends(k));
+      const int ends = of_slots[lane].ends_in(window);
+      const uint32_t slots = ballot(ends >= 0);
 #pragma unroll 1
-      for (int column = warp; column < kLanes; column += kWarps) {
-        if (!(columns >> column & 1)) continue;
-        const Near value = Run::leaf(op, shared, column);
-        const int64_t leaf = shuffle(block.own.leaf + k / 8, column);
+      for (int slot = warp; slot < kLanes; slot += kWarps) {
+        if (!(slots >> slot & 1)) continue;
+        const Near value = Run::leaf(op, shared, slot);
+        const int64_t leaf = of_slots[slot].leaf + shuffle(ends, slot);
         if (lane == 0) partials[block.row * shape.leaves + leaf] = Op::far(value, leaf * kLeaf);
       }
     }
