@@ -98,6 +98,12 @@ def test_any_layout_whose_columns_are_neighbours():
     for inner, family in ((64, "narrow_columns"), (2048, "wide_columns")):
         p = plan("sum", (40, 50, inner), torch.float32, strides=(60 * inner, inner, 1), dim=(0, 1))
         assert p["family"] == family
+    # Two dims that follow each other in memory: 3 channels of 50 x 50, as 7500 columns. 32768 ones of their own stay.
+    alike = [plan("sum", (90, *kept), torch.float32, strides=strides, dim=(0,))["shape"]
+             for kept, strides in (((3, 2500), (7500, 1, 3)), ((7500,), (7500, 1)))]  # fmt: skip
+    assert alike[0] == alike[1]
+    p = plan("sum", (90, 2**15, 50), torch.float32, strides=(2**15 * 50, 1, 2**15), dim=(0,))
+    assert p["shape"]["tile"] == 128 and p["blocks"] % 50 == 0
     # Runs that lie anywhere, three dims, columns apart, converted elements: element by element.
     for args in (dict(shape=(4, 5, 64), strides=(1001, 64, 1), dim=(0, 1)),
                  dict(shape=(4, 5, 6, 64), strides=(10000, 1000, 64, 1), dim=(0, 1, 2)),

@@ -48,7 +48,17 @@ STRIDED = [
     ((130, 3, 20), lambda x: x[..., 2:19], (0, 2), "strided"),
     ((5, 2, 2500), lambda x: x[..., 1:], (0, 2), "strided"),
 ]
-VIEWS = RUNS + ROWS + STRIDED
+# Kept dims that follow each other in memory in another order.
+TURNED = [
+    ((50, 40, 31, 3), lambda x: x.permute(0, 3, 1, 2), 0, "wide_columns"),
+    ((5, 67, 519, 2), lambda x: x.permute(3, 0, 1, 2), (1, 2), "wide_columns"),
+    ((3, 50, 40, 5), lambda x: x.permute(0, 3, 2, 1), 3, "narrow_columns"),
+    ((7, 3, 31, 40, 5), lambda x: x.permute(0, 4, 3, 1, 2), (0, 3), "wide_columns"),
+    ((40, 2049, 3), lambda x: x.permute(0, 2, 1), 0, "wide_columns"),
+    ((5, 30, 4), lambda x: x.permute(0, 2, 1), 0, "narrow_columns"),
+    ((4, 30, 3, 7, 4), lambda x: x.permute(0, 2, 4, 3, 1), 4, "wide_columns"),
+]
+VIEWS = RUNS + ROWS + STRIDED + TURNED
 
 
 @pytest.mark.parametrize("case", VIEWS, ids=lambda case: f"{case[0]} over {case[2]} by {case[3]}")

@@ -257,6 +257,10 @@ void column_families() {
     check_reductions({{9, 2, 70}, {20, 10, 13}, {70, 4, 3}, {5, 100, 9}, {9, 300, 37}, {3, 256, 6}, {10, 700, 5}}, 2,
                      policies);
     check_reductions({{3, 5, 4, 20}}, 2, policies);
+    // Of several dims that follow each other in another order.
+    const Policies turned = {{{family}, 132, kManyMemories}};
+    check_reductions({{9, 3, 50}, {300, 5, 70}, {5, 2, 9, 41}}, 1, turned);
+    check_reductions({{3, 40, 7, 4}, {4, 3, 90, 11}}, 4, turned);
   }
   // Rows that lie in runs: of two dims, with others between them.
   for (const char* family : {"wide_columns", "narrow_columns"}) {

@@ -19,7 +19,9 @@ struct ColumnCall {
   int64_t jump;       // and as many more from a run's last one to the next run's first; 0: all rows are one run
   Divider by_run, by_elements;  // rows of a run; elements of one whose rows follow each other
   int64_t out_step;             // elements from a result to that of the next column
-  int64_t outer;                // slices, numbered row-major by the outer dims
+  int64_t out_leap;             // and as many more for each `by_fine` columns; 0: columns are those of one dim
+  Divider by_fine;
+  int64_t outer;  // slices, numbered row-major by the outer dims
   int64_t outer_size[kOuterDims], outer_in[kOuterDims], outer_out[kOuterDims];
   int32_t outer_dims;
   int32_t n, inner;
@@ -59,6 +61,10 @@ TR_HD constexpr int column_tile(int size) { return 32 * granule_columns(size); }
 // Elements from row 0 to row `row` of a slice.
 TR_HD int64_t row_offset(const ColumnCall& q, int64_t row) {
   return row * q.pitch + (q.jump ? q.by_run.quotient(int(row)) * q.jump : 0);
+}
+// Elements from the result of column 0 to that of column c.
+TR_HD int64_t result_offset(const ColumnCall& q, int64_t c) {
+  return c * q.out_step + (q.out_leap ? q.by_fine.quotient(int(c)) * q.out_leap : 0);
 }
 
 constexpr int kDeepLevels = 5;  // of the tree over a lane's columns, in shared memory
@@ -103,6 +109,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kSliceBytes = 32 << 10;     // of slices that a block takes whole
 constexpr int kDeclaredShared = 1 << 10;  // bytes of a block that are not dynamic, at most
 constexpr int kLeastWide = 1024;          // columns that are always for lanes across them
+constexpr int kShortRow = 512;            // bytes of columns that take less than a warp's granules
 // Bytes of a slice in several runs up to which lanes across columns take it though few of them are used (H100, us, by
 // these lanes and by a block a slice: 20000 windows of 100 rows of 8 float32 100 and 148; 32000 slices of 40 of 64, of
 // which half are used, 42 and 73).
@@ -152,7 +159,7 @@ inline int tree_log_k(int64_t n) { return n <= 256 ? 0 : n <= 512 ? 1 : n <= 102
 
 inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFacts& device) {
   const Layout& l = call.layout;
-  if (!is_static(call) || l.reduced < 1 || l.reduced > 2 || l.kept < 1 || l.kept > kOuterDims + 1) return {};
+  if (!is_static(call) || l.reduced < 1 || l.reduced > 2 || l.kept < 1) return {};
   if (l.length < 1 || l.length > INT32_MAX || l.rows < 1) return {};
   const ColumnFacts facts = column_facts(call);
   if (!facts.compiled) return {};
@@ -164,6 +171,11 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
   ColumnCall& q = c.q;
   c.facts = facts;
   c.size = size_of(call.in.dtype);
+  int next = -1;  // a dim whose columns follow each other in memory, where those of the inner one are few
+  for (int d = 0; d < l.kept; ++d)
+    if (l.in[d] == l.size[inner] && l.size[inner] * c.size < kShortRow && l.size[d] * l.in[d] <= INT32_MAX / 2)
+      next = d;
+  if (l.kept - (next >= 0) > kOuterDims + 1) return {};
   c.fill = device.multiprocessors * 8;
   c.shared = device.shared - kDeclaredShared;
   q.n = int32_t(l.length);
@@ -175,10 +187,15 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
     q.by_run = divider(l.size[last]);
   }
   q.out_step = l.out[inner];
+  if (next >= 0) {
+    q.out_leap = l.out[next] - q.inner * q.out_step;
+    q.by_fine = divider(q.inner);
+    q.inner *= int32_t(l.size[next]);
+  }
   q.outer = 1;
   bool starts = reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0;  // of slices
   for (int d = 0; d < l.kept; ++d) {
-    if (d == inner) continue;
+    if (d == inner || d == next) continue;
     q.outer *= l.size[d];
     q.outer_size[q.outer_dims] = l.size[d];
     q.outer_in[q.outer_dims] = l.in[d];
@@ -195,7 +212,7 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
   q.tiles = int32_t(ceil_div(q.inner, q.tile));
   q.parts = q.units = q.warps = q.lanes = q.slices = 1;
   q.same_type = !call.out.indices && is_float(call.in.dtype) && call.out.dtype == call.in.dtype;
-  q.runs = q.same_type && q.out_step == 1;
+  q.runs = q.same_type && q.out_step == 1 && !q.out_leap;
   return c;
 }
 

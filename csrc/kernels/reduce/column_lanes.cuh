@@ -224,7 +224,7 @@ __device__ __forceinline__ void finish_result(const Op& op, const ColumnCall& q,
 template <class Op> __device__ __forceinline__ void finish_column(const Op& op, const ColumnCall& q,
                                                                   const RowStart& slice, int64_t c,
                                                                   const typename Op::Acc& acc) {
-  finish_result(op, q, slice.out + c * q.out_step, acc, [&] {
+  finish_result(op, q, slice.out + result_offset(q, c), acc, [&] {
     if constexpr (Op::kIndexed) return slice.in + row_offset(q, acc.index) + c;
     else return int64_t(0);
   });

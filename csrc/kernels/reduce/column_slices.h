@@ -16,7 +16,8 @@ constexpr int kLargeSlice = 40 << 10;  // bytes, at most, of a slice that a bloc
 inline std::optional<ColumnSlicesShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                const PlanOverride& forced) {
   const auto c = columns_of::columns_of(call, device);
-  if (!c || c->q.jump || !c->facts.small || !c->dense_rows() || (!forced.family && c->wide())) return {};
+  if (!c || c->q.jump || c->q.out_leap || !c->facts.small || !c->dense_rows() || (!forced.family && c->wide()))
+    return {};
   const int64_t one = c->slice_bytes();
   const ColumnCall& all = c->q;
   if (all.outer_dims > 1 || (all.outer_dims && all.outer_in[0] * c->size != one)) return {};
