@@ -122,8 +122,8 @@ def test_reductions(device, name, options, dtype, forced):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("name", ("sum", "norm", "argmax"))
 def test_rows_whose_neighbours_are_apart_in_memory(device, name, dtype):
-    apart = ((49, 300), (1, 0)), ((2500, 41), (1, 0)), ((6, 2100, 24), (0, 2, 1)), ((70, 9, 50), (1, 2, 0)), ((9000, 3), (1, 0))
-    for shape, order in apart:
+    apart = [((49, 300), (1, 0)), ((2500, 41), (1, 0)), ((9000, 3), (1, 0)), ((6, 2100, 24), (0, 2, 1))]
+    for shape, order in [*apart, ((70, 9, 50), (1, 2, 0))]:
         x = values(shape, dtype, seed=1)
         expected = getattr(tr, name)(x.permute(order))
         for leaves in (1, 4):
