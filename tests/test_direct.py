@@ -96,13 +96,14 @@ def recorded_calls(device, dtype):
         ],
         "cross_entropy": [(x, target, None, 1, -100, 0), (x, target, w, 1, -100, 0)],
         "mean_loss": [(losses, ones, True, dtype, 0), (losses.double(), ones.double(), False, dtype, 0)],
+        "mean_cross_entropy": [(x, target, None, 1, -100, dtype, 0), (x, target, w, 1, -100, torch.float32, 0)],
         "logsumexp": [(x, [1], False, 0), (x, None, True, 0), (x, [-2], False, 1)],
         "sum": [(x, [1], False, None, 0), (x, None, True, wide, 1), (x, [0, -1], False, None, 0)],
         "mean": [(x, [-1], False, None, 0), (x, None, True, wide, 1), (x, [], False, None, 0)],
         "cumsum": [(x, 1, None, False, False, 0), (x, 0, wide, True, True, 1)],
     }  # fmt: skip
     assert all(map(_C.records, options))
-    constant = {"cross_entropy": 1, "mean_loss": 1}
+    constant = {"cross_entropy": 1, "mean_loss": 1, "mean_cross_entropy": 1}
     return [(name, args, constant.get(name, 3)) for name, each in options.items() for args in each]
 
 
@@ -121,6 +122,11 @@ def gradients(call, args, most, among, twice):
     return first.grad_fn, [first, *got, *torch.autograd.grad(total, [g, *wanted], allow_unused=True)]
 
 
+def mean_of_losses(x, target, weight, dim, ignored, dtype, level):
+    losses, weights, _ = torch.ops.torchreduce.cross_entropy.default(x, target, weight, dim, ignored, level)
+    return rowwise.MeanLoss.apply(losses, weights, weight is None, dtype, level)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("twice", [False, True], ids=["first", "second"])
 def test_recorded_gradients_have_the_bits_of_the_rules(device, dtype, twice):
@@ -128,6 +134,8 @@ def test_recorded_gradients_have_the_bits_of_the_rules(device, dtype, twice):
     for name, args, most in recorded_calls(device, dtype):
         if name == "mean_loss":
             by_rule, by_record = rowwise.MeanLoss.apply, rowwise.recorded_mean_loss
+        elif name == "mean_cross_entropy":
+            by_rule, by_record = mean_of_losses, direct.plain(name, first=True)
         else:
             by_rule, by_record = getattr(torch.ops.torchreduce, name).default, dispatch.derivatives[name]
         tensors = [i for i, t in enumerate(args[:most]) if isinstance(t, torch.Tensor)]
@@ -203,6 +211,9 @@ def test_checkpoints_find_what_their_calls_saved():
     y = torch.utils.checkpoint.checkpoint(lambda t: norm(t).relu(), x, use_reentrant=False)
     with torch.profiler.profile():
         y.sum().backward()
+    y = torch.utils.checkpoint.checkpoint(tr.cross_entropy, x, torch.arange(4), use_reentrant=False)
+    with torch.profiler.profile():
+        y.backward()
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ._autograd.reductions import divided, rounded
 from ._autograd.rowwise import has_mean_loss, mean_loss, refuse_weight
+from ._core import direct
 from ._core.checks import (
     Dims,
     RowwiseOverloads,
@@ -40,15 +41,15 @@ from .ops import _COUNT_NONZERO, _SUM, check_out, prepare_outs, write_to
 from .segmented import Segments, arranged, of_each_segment, places_of, segment_overloads, segments_dim
 from .table import FLOATS
 
-_SOFTMAX, _LOG_SOFTMAX, _LOGSUMEXP, _ENTROPY, _MOMENTS = (
-    rowwise_overloads(name) for name in ("softmax", "log_softmax", "logsumexp", "entropy", "moments")
+_SOFTMAX, _LOG_SOFTMAX, _MOMENTS = (rowwise_overloads(name) for name in ("softmax", "log_softmax", "moments"))
+_LOGSUMEXP, _ENTROPY, _RMS_NORM, _LAYER_NORM = (
+    rowwise_overloads(name, first=True) for name in ("logsumexp", "entropy", "rms_norm", "layer_norm")
 )
-_RMS_NORM, _RMS_NORM_SUM, _LAYER_NORM, _LAYER_NORM_SUM = (
-    rowwise_overloads(name) for name in ("rms_norm", "rms_norm_sum", "layer_norm", "layer_norm_sum")
-)
+_RMS_NORM_SUM, _LAYER_NORM_SUM = (rowwise_overloads(name) for name in ("rms_norm_sum", "layer_norm_sum"))
 _CROSS_ENTROPY, _CROSS_ENTROPY_AND_LOG = (
     rowwise_overloads(name) for name in ("cross_entropy", "cross_entropy_and_log")
 )
+_mean_cross_entropy = direct.plain("mean_cross_entropy", first=True)
 _BY_SEGMENTS = {name: segment_overloads(f"{name}_segments") for name in ("softmax", "log_softmax", "logsumexp")}
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -178,9 +179,9 @@ def logsumexp(
     tensor([1000.6932])
     """
     if out is None and axis is None and keepdims is None and segments is None and not _is_compiling():
-        plain: tuple[Tensor, Tensor] | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
+        plain: Tensor | None = _LOGSUMEXP.plain(input, dim, keepdim, level_code())
         if plain is not None:
-            return plain[0]
+            return plain
     check_input("logsumexp", input, "input", FLOATS)
     if not input.is_floating_point():
         input = input.to(torch.get_default_dtype())
@@ -207,9 +208,9 @@ def entropy(
     tensor([1.3863])
     """
     if out is None and type(dim) is int and axis is None and keepdims is None and not _is_compiling():
-        plain: tuple[Tensor, Tensor] | None = _ENTROPY.plain(input, dim, keepdim, level_code())
+        plain: Tensor | None = _ENTROPY.plain(input, dim, keepdim, level_code())
         if plain is not None:
-            return plain[0]
+            return plain
     check_floats("entropy", input)
     along = check_dim("entropy", either("entropy", dim, axis), input.ndim)
     dims, keepdim = check_row_dims("entropy", input, [along], keepdim, None, keepdims)
@@ -420,9 +421,9 @@ def rms_norm(
     if residual is None and (dims := _plainly_normalized(input, normalized_shape, weight)):
         if eps is None:
             eps = _least(input.dtype)
-        plain: tuple[Tensor, Tensor] | None = _RMS_NORM.plain(input, weight, dims, eps, level_code())
+        plain: Tensor | None = _RMS_NORM.plain(input, weight, dims, eps, level_code())
         if plain is not None:
-            return plain[0]
+            return plain
     dims, weight = _normalized("rms_norm", input, normalized_shape, weight=weight)
     if eps is None:
         eps = _least(input.dtype)
@@ -467,9 +468,9 @@ def layer_norm(
     tensor([[-1.,  1.]])
     """
     if residual is None and (dims := _plainly_normalized(input, normalized_shape, weight, bias)):
-        plain: tuple[Tensor, Tensor] | None = _LAYER_NORM.plain(input, weight, bias, dims, eps, level_code())
+        plain: Tensor | None = _LAYER_NORM.plain(input, weight, bias, dims, eps, level_code())
         if plain is not None:
-            return plain[0]
+            return plain
     if residual is not None:
         check_floats("layer_norm", input)
         _check_residual("layer_norm", input, residual)
@@ -655,9 +656,8 @@ def _mean_of_labels(input: Tensor, target: Tensor, ignored: int) -> Tensor | Non
         return None
     if input.ndim < 2 or target.shape != input.shape[:1] + input.shape[2:]:
         return None
-    level = level_code()
-    plain: tuple[Tensor, Tensor, Tensor] | None = _CROSS_ENTROPY.plain(input, target, None, 1, ignored, level)
-    return None if plain is None else mean_loss(plain[0], plain[1], True, input.dtype, level)
+    mean: Tensor | None = _mean_cross_entropy(input, target, None, 1, ignored, input.dtype, level_code())
+    return mean
 
 
 def _check_labels(name: str, input: Tensor, target: Tensor) -> Tensor:

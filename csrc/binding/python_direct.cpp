@@ -28,6 +28,7 @@ struct Callable {
   const DirectOp& op;
   PyObject* otherwise;  // what is called with arguments that are not for this; None: nothing, None is the result
   Record record;        // null: a call whose gradient is to be recorded is not for this
+  bool first;           // the result is the op's first one alone
   PyMethodDef method;
 };
 
@@ -140,7 +141,10 @@ PyObject* call(PyObject* self, PyObject* const* objects, Py_ssize_t count, PyObj
       Argument* const each = arguments.each.data();
       done = arguments.recorded ? callable.record(op.call, each, results.data()) : op.call(each, results.data());
     }
-    if (done && op.results == 1) return wrap(results[0]).release().ptr();
+    if (done && (op.results == 1 || callable.first)) {
+      std::for_each_n(results.begin() + 1, op.results - 1, drop_tensor);
+      return wrap(results[0]).release().ptr();
+    }
     if (done) {
       py::tuple all(op.results);
       for (int i = 0; i < op.results; ++i) all[size_t(i)] = wrap(results[size_t(i)]);
@@ -159,14 +163,15 @@ PyObject* call(PyObject* self, PyObject* const* objects, Py_ssize_t count, PyObj
 
 // The bare kernel of an op, as its overload .raw. Of what is not for this way `otherwise` is called, or if it is None,
 // None is the result: an argument that is not the schema's or is given by name, a tensor that is not plain, or a kernel
-// that raised. If `records`, gradients are recorded, where there is a rule of the op for that.
-py::object direct(const std::string& name, const py::object& otherwise, bool records) {
+// that raised. If `records`, gradients are recorded, where there is a rule of the op for that. If `first`, the result
+// is the op's first one: a tensor that Python never sees costs less to free.
+py::object direct(const std::string& name, const py::object& otherwise, bool records, bool first) {
   static std::deque<Callable> all;  // for good: Python's function objects point here
   for (const DirectOp& op : direct_ops())
     if (op.name == name) {
       const auto function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call));
       Callable& callable =
-          all.emplace_back(op, otherwise.inc_ref().ptr(), records ? torch.record_of(op.name.c_str()) : nullptr,
+          all.emplace_back(op, otherwise.inc_ref().ptr(), records ? torch.record_of(op.name.c_str()) : nullptr, first,
                            PyMethodDef{op.name.c_str(), function, METH_FASTCALL | METH_KEYWORDS, nullptr});
       const py::capsule self(&callable);
       return py::reinterpret_steal<py::object>(PyCFunction_New(&callable.method, self.ptr()));
@@ -205,7 +210,7 @@ void use_torch(const py::type& tensor, const py::type& parameter, const py::dict
 void bind_direct(py::module_& m) {
   m.def("use_torch", &use_torch, py::arg("tensor"), py::arg("parameter"), py::arg("dtypes"), py::arg("handle_of"),
         py::arg("kind_of"), py::arg("record_of"), py::arg("wrap"));
-  m.def("direct", &direct, py::arg("name"), py::arg("otherwise"), py::arg("records") = false);
+  m.def("direct", &direct, py::arg("name"), py::arg("otherwise"), py::arg("records") = false, py::arg("first") = false);
   m.def(
       "records", [](const std::string& name) { return torch.record_of && torch.record_of(name.c_str()); },
       py::arg("name"));

@@ -575,6 +575,14 @@ std::tuple<Tensor, Tensor> mean_loss(const Tensor& losses, const Tensor& weights
   return {mean, divisor};
 }
 
+// The mean of cross_entropy's losses, what their sum was divided by, and the rows' statistics.
+std::tuple<Tensor, Tensor, Tensor> mean_cross_entropy(const Tensor& x, const Tensor& target, const Optional& weight,
+                                                      int64_t dim, int64_t ignored, ScalarType dtype, int64_t level) {
+  const auto [losses, weights, stats] = cross_entropy(x, target, weight, dim, ignored, level);
+  const auto [mean, divisor] = mean_loss(losses, weights, !weight, dtype, level);
+  return {mean, divisor, stats};
+}
+
 // ---- schemas -----------------------------------------------------------------------------------------------------------
 
 constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype";
@@ -641,7 +649,9 @@ constexpr const char* kSoftmaxArguments = "Tensor x, int dim, ScalarType? dtype"
     "Tensor g, Tensor? to_log, Tensor x, Tensor target, Tensor? weight, Tensor stats, int dim, int ignored, "         \
     "float smoothing, int granule",                                                                                   \
     "Tensor", cross_entropy_backward)                                                                                 \
-  X(mean_loss, "Tensor losses, Tensor weights, bool counts, ScalarType dtype", "(Tensor, Tensor)", mean_loss)
+  X(mean_loss, "Tensor losses, Tensor weights, bool counts, ScalarType dtype", "(Tensor, Tensor)", mean_loss)         \
+  X(mean_cross_entropy, "Tensor x, Tensor target, Tensor? weight, int dim, int ignored, ScalarType dtype",            \
+    "(Tensor, Tensor, Tensor)", mean_cross_entropy)
 
 // Registered for good, as in binding/ops.cpp.
 using torch::stable::detail::StableLibrary;

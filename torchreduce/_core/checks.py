@@ -60,11 +60,12 @@ class RowwiseOverloads:
     plain: Callable[..., Any]
 
 
-def rowwise_overloads(name: str) -> RowwiseOverloads:
+def rowwise_overloads(name: str, first: bool = False) -> RowwiseOverloads:
+    """`first`: `plain` returns the first result alone."""
     op = getattr(torch.ops.torchreduce, name)
     out, raw_out = (getattr(op, overload, None) for overload in ("out", "raw_out"))
     derivative = dispatch.derivatives[name]
-    return RowwiseOverloads(name, op.default, direct.raw(name), out, raw_out, derivative, direct.plain(name))
+    return RowwiseOverloads(name, op.default, direct.raw(name), out, raw_out, derivative, direct.plain(name, first))
 
 
 def listed(dtypes: Sequence[torch.dtype]) -> str:

@@ -78,10 +78,10 @@ def raw(name: str) -> Callable[..., Any]:
     return getattr(torch.ops.torchreduce, name).raw._op  # type: ignore[no-any-return]
 
 
-def plain(name: str) -> Callable[..., Any]:
+def plain(name: str, first: bool = False) -> Callable[..., Any]:
     """Return the same for unchecked arguments; gradients are recorded if there is a rule. Its calls return None if the
-    arguments are not plain but for that, or are invalid."""
-    return _C.direct(name, None, records=True) if _connected else _never
+    arguments are not plain but for that, or are invalid; if `first`, else the first result alone."""
+    return _C.direct(name, None, records=True, first=first) if _connected else _never
 
 
 def recorded(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:

@@ -241,6 +241,13 @@ def _mean_loss(losses: Tensor, weights: Tensor, counts: bool, dtype: torch.dtype
     return losses.new_empty((), dtype=dtype), losses.new_empty(())
 
 
+def _mean_cross_entropy(
+    x: Tensor, target: Tensor, weight: Tensor | None, dim: int, ignored: int, dtype: torch.dtype, level: int
+) -> Any:
+    losses, weights, stats = _cross_entropy(x, target, weight, dim, ignored, level)
+    return *_mean_loss(losses, weights, weight is None, dtype, level), stats
+
+
 # Ops that have no overload but .raw.
 _BARE: dict[str, Callable[..., Any]] = {
     "rms_norm_as": _rms_norm_as,
@@ -249,6 +256,7 @@ _BARE: dict[str, Callable[..., Any]] = {
     "layer_norm_backward": _backward(2),
     "cross_entropy_backward": _cross_entropy_backward,
     "mean_loss": _mean_loss,
+    "mean_cross_entropy": _mean_cross_entropy,
     "embedding_backward": _embedding_backward,
 }
 for _name, _kernel in _BARE.items():

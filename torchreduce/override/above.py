@@ -7,18 +7,15 @@ torchreduce does not handle, the kernel falls back to torch, with the dispatch k
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import channels, norms, ops, rowwise
-from .._autograd.reductions import _divide, rounded
-from .._autograd.rowwise import bare_mean_loss, divided_for_each, has_mean_loss
-from .._core.dispatch import derivatives, is_bare, is_plain, is_unwatched
+from .._autograd.reductions import rounded
+from .._core.dispatch import derivatives, is_unwatched
 from .._fake.reductions import reduced_shape
-from ..determinism import level_code
 from . import pools, state
 from .products import is_served_on
 from .rules import GRAPH_RULES, WHY, Call, Rule, Torchs, _check_dtype, _check_norm, _check_rows, _dims, evaluate
@@ -79,48 +76,6 @@ def _nanmean_out(
     return ops.nanmean(x.detach(), dims, keepdim, out=out)
 
 
-class _Loss(torch.autograd.Function):
-    """torchreduce.cross_entropy of class labels in one autograd node rather than in one for each of its ops, bitwise
-    identical. For calls that no mode or transform has to see. reduction is torch's number of it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, target: Tensor, weight: Tensor | None, classes: int, ignored: int, reduction: int
-    ) -> Tensor:
-        level, total = level_code(), None
-        losses, weights, stats = rowwise._CROSS_ENTROPY.raw(x, target, weight, classes, ignored, level)
-        if reduction == 0:
-            result = rounded(losses, x.dtype)
-        elif reduction == 2:
-            result = ops._SUM.raw(losses, None, False, x.dtype, level)
-        elif has_mean_loss(losses, weights):
-            result, total = bare_mean_loss(losses, weights, weight is None, x.dtype, level)
-        else:
-            result = ops._SUM.raw(losses, None, False, losses.dtype, level)
-            if weight is None:
-                total = ops._COUNT_NONZERO.raw(weights, None, False, level)
-            else:
-                total = ops._SUM.raw(weights, None, False, losses.dtype, level)
-            result = _divide(result, total, x.dtype)
-        if ctx is not None:
-            ctx.save_for_backward(x, target, weight, stats, total)
-            ctx.rest = (classes, ignored, level)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        x, target, weight, stats, total = ctx.saved_tensors
-        if total is not None and total.dtype == stats.dtype and is_bare(grads[0]):
-            g = divided_for_each(grads[0], total, target.shape)
-        else:
-            g = grads[0].to(stats.dtype)
-            g = (g if total is None else g / total.to(g.dtype)).expand(target.shape)
-        op = torch.ops.torchreduce.cross_entropy_gradient
-        call = op.default if torch.is_grad_enabled() or not is_unwatched() else op.raw
-        *rest, level = ctx.rest
-        return (call(g, None, x, target, weight, stats, *rest, 0.0, level), *(None,) * 5)
-
-
 def _cross_entropy_loss(
     x: Tensor,
     target: Tensor,
@@ -150,12 +105,8 @@ def _cross_entropy_loss(
             raise Torchs("dims")
     if any(t is not None and t.device != x.device for t in (target, weight)):
         raise Torchs("kind")
-    is_bare = is_unwatched() and is_plain(x) and not rowwise._is_autocast(x)
+    of = {"ignore_index": ignored, "reduction": _REDUCTIONS[reduction], "label_smoothing": smoothing}
     try:
-        if is_bare and target.dtype is torch.int64 and smoothing == 0.0:
-            call = _Loss.apply if x.requires_grad and torch.is_grad_enabled() else partial(_Loss.forward, None)
-            return call(x, target, weight, classes, ignored, reduction)
-        of = {"ignore_index": ignored, "reduction": _REDUCTIONS[reduction], "label_smoothing": smoothing}
         result: Tensor = rowwise.cross_entropy(x, target, weight, **of)  # type: ignore[call-overload]
         return result
     except IndexError:  # a label out of range

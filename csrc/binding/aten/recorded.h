@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
 #include <map>
 #include <string>
 
@@ -44,18 +45,43 @@ template <class T> bool is_plain(const T& x) {
   else return true;
 }
 
-// An overload of an op of torchreduce. Of plain tensors nothing is recorded, and autograd not asked. It raises what
-// Python makes ValueError and IndexError of in gradients, too.
+// A kernel's arguments (direct.h), which are the kernel's.
+inline void give(Argument& to, const Tensor& t) { to.tensor = new Tensor(t); }
+inline void give(Argument& to, int64_t number) { to.number = number; }
+inline void give(Argument& to, bool is) { to.number = is; }
+inline void give(Argument& to, double real) { to.real = real; }
+inline void give(Argument& to, ScalarType dtype) { to.number = int64_t(dtype); }
+inline void give(Argument& to, at::OptionalIntArrayRef ints) {
+  to.given = ints.has_value();
+  if (ints) to.ints = ints->vec();
+}
+template <class T> void give(Argument& to, const std::optional<T>& one) {
+  to.given = one.has_value();
+  if (one) give(to, *one);
+}
+inline Tensor taken(void* handle) {
+  Tensor t = std::move(*static_cast<Tensor*>(handle));
+  drop_tensor(handle);
+  return t;
+}
+
+// An overload of an op of torchreduce. Of plain tensors nothing is recorded, and autograd not asked; where the op is
+// one of direct_ops(), neither is the dispatcher. It raises what Python makes ValueError and IndexError of in
+// gradients, too.
 template <class Signature> class OpOf;
 template <class R, class... A> class OpOf<R(A...)> {
  public:
   explicit OpOf(const char* name, const char* overload = "")
       : op(c10::Dispatcher::singleton()
                .findSchemaOrThrow((std::string("torchreduce::") + name).c_str(), overload)
-               .template typed<R(A...)>()) {}
+               .template typed<R(A...)>()) {
+    for (const DirectOp& each : direct_ops())
+      if (each.name == name && each.parameters.size() == sizeof...(A)) kernel = each.call;
+  }
   R operator()(A... a) const {
     try {
       if (!(is_plain<std::decay_t<A>>(a) && ...)) return op.call(a...);
+      if (std::optional<R> made = direct(a...)) return *std::move(made);
       const at::AutoDispatchBelowAutograd below;
       return op.call(a...);
     } catch (const std::invalid_argument& error) {
@@ -64,7 +90,29 @@ template <class R, class... A> class OpOf<R(A...)> {
   }
 
  private:
+  // None where there is no such kernel, or it raised: the dispatcher's way tells what.
+  std::optional<R> direct(A... a) const {
+    if constexpr (!(std::is_same_v<A, c10::SymIntArrayRef> || ...)) {
+      if (!kernel) return {};
+      std::array<Argument, sizeof...(A)> given;
+      size_t i = 0;
+      ((given[i].given = true, give(given[i], a), ++i), ...);
+      std::array<void*, kMostResults> made{};
+      if (kernel(given.data(), made.data())) return results(made, static_cast<R*>(nullptr));
+      for (void* handle : made)
+        if (handle) drop_tensor(handle);
+    }
+    return {};
+  }
+  static Tensor results(const std::array<void*, kMostResults>& made, Tensor*) { return taken(made[0]); }
+  template <class... T>
+  static R results(const std::array<void*, kMostResults>& made, std::tuple<T...>*) {
+    return
+        [&]<size_t... i>(std::index_sequence<i...>) { return R{taken(made[i])...}; }(std::index_sequence_for<T...>());
+  }
+
   c10::TypedOperatorHandle<R(A...)> op;
+  Kernel kernel = nullptr;
 };
 
 // The kernel raised, or there is no gradient.
@@ -105,6 +153,7 @@ struct ReducedDims {
   }
   explicit ReducedDims(AutogradContext* ctx)
       : shape(ctx->saved_data["shape"].toIntVector()), dims(ctx->saved_data["dims"].to<MaybeInts>()) {}
+  explicit ReducedDims(at::IntArrayRef all) : shape(all.vec()) {}
 
   at::OptionalIntArrayRef listed() const {
     return dims ? at::OptionalIntArrayRef(at::IntArrayRef(*dims)) : at::OptionalIntArrayRef();
@@ -259,17 +308,26 @@ struct layer_norm : Norm<layer_norm, true> {
 
 // ---- losses ----------------------------------------------------------------------------------------------------------
 
-// x, target, weight, dim, ignored, level
-struct cross_entropy : Recorded<cross_entropy> {
+// Each row's gradient from that of the mean: g / n in the accumulator type.
+inline Tensor of_each_loss(const Tensor& g, const Tensor& n, const ReducedDims& dims, ScalarType dtype, int64_t level) {
+  if (is_plain(g)) return at::div(g.expand(dims.shape), n.expand(dims.shape));
+  return dims.spread(dims.kept(divided(g, n, dtype)), dtype, level);
+}
+
+// x, target, weight, dim, ignored; and what the rule has more, the level last. `kMean`: the losses' mean, and what they
+// are divided by.
+template <class Rule, bool kMean> struct Loss : Recorded<Rule> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    begin(ctx, x.scalar_type(), call.number(5));
+    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(kMean ? 6 : 5));
     ctx->saved_data["dim"] = call.number(3);
     ctx->saved_data["ignored"] = call.number(4);
     const Tensor target = *call.tensor(1), weight = call.tensor(2).value_or(Tensor());
-    const Tensor losses = call.run(), stats = call.result(2);
+    const Tensor result = call.run(), stats = call.result(2);
     if (weight.defined() && weight.requires_grad()) throw Refused();
-    ctx->save_for_backward({x, target, weight, stats});
-    return losses;
+    variable_list saved{x, target, weight, stats};
+    if (kMean) saved.push_back(call.result(1));
+    ctx->save_for_backward(std::move(saved));
+    return result;
   }
   static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
     using Maybe = const std::optional<Tensor>&;
@@ -277,10 +335,17 @@ struct cross_entropy : Recorded<cross_entropy> {
                              double, int64_t)>
         op("cross_entropy_gradient");
     const auto saved = ctx->get_saved_variables();
-    return op(g, std::nullopt, saved[0], saved[1], maybe(saved[2]), saved[3], saved_int(ctx, "dim"),
-              saved_int(ctx, "ignored"), 0.0, saved_int(ctx, "level"));
+    const Tensor &target = saved[1], &stats = saved[3];
+    const int64_t level = saved_int(ctx, "level");
+    Tensor each = g;
+    if constexpr (kMean) each = of_each_loss(g, saved[4], ReducedDims(target.sizes()), stats.scalar_type(), level);
+    return op(each, std::nullopt, saved[0], target, maybe(saved[2]), stats, saved_int(ctx, "dim"),
+              saved_int(ctx, "ignored"), 0.0, level);
   }
 };
+struct cross_entropy : Loss<cross_entropy, false> {};
+// As cross_entropy and mean_loss: it saves what both do.
+struct mean_cross_entropy : Loss<mean_cross_entropy, true> {};
 
 // losses, weights, counts, dtype, level
 struct mean_loss : Recorded<mean_loss> {
@@ -291,13 +356,9 @@ struct mean_loss : Recorded<mean_loss> {
     ctx->save_for_backward({n});
     return mean;
   }
-  // g / n for each row, in the accumulator type.
   static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    const ReducedDims dims(ctx);
     const Tensor n = ctx->get_saved_variables()[0];
-    if (is_plain(g)) return at::div(g.expand(dims.shape), n.expand(dims.shape));
-    const ScalarType dtype = saved_dtype(ctx);
-    return dims.spread(dims.kept(divided(g, n, dtype)), dtype, saved_int(ctx, "level"));
+    return of_each_loss(g, n, ReducedDims(ctx), saved_dtype(ctx), saved_int(ctx, "level"));
   }
 };
 
@@ -388,6 +449,7 @@ inline Record record_of(std::string_view op) {
       {"rms_norm", record<rms_norm>},
       {"layer_norm", record<layer_norm>},
       {"cross_entropy", record<cross_entropy>},
+      {"mean_cross_entropy", record<mean_cross_entropy>},
       {"mean_loss", record<mean_loss>},
       {"logsumexp", record<logsumexp>},
       {"sum", record<sum>},
