@@ -94,8 +94,9 @@ def test_bits_of_views(dtype, case):
                         continue
                 assert_bitwise_equal(actual.cpu(), expected)
         if not isinstance(dims, tuple):
-            for actual, expected in zip(tr.max(y, dims), tr.max(x, dims), strict=True):
-                assert_bitwise_equal(actual.cpu(), expected)
+            for function in (tr.max, tr.aminmax):
+                for actual, expected in zip(function(y, dim=dims), function(x, dim=dims), strict=True):
+                    assert_bitwise_equal(actual.cpu(), expected)
 
 
 @pytest.mark.parametrize("device", ("cpu", pytest.param("cuda", marks=pytest.mark.gpu)))
