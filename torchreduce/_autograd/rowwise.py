@@ -754,11 +754,6 @@ def has_mean_loss(losses: Tensor, weights: Tensor) -> bool:
     return 0 < losses.numel() <= MOST_MEAN_LOSSES if losses.is_cuda else losses.is_cpu and losses.numel() > 0
 
 
-def divided_for_each(grad: Tensor, n: Tensor, shape: Sequence[int]) -> Tensor:
-    """grad / n for each row, in the accumulator type, in one kernel: for a kernel that writes NaN canonical."""
-    return grad.expand(shape) / n.expand(shape)
-
-
 class MeanLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, losses: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -772,8 +767,8 @@ class MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad, _), (n,) = grads, ctx.saved_tensors
         shape, dtype, level = ctx.rest
-        if is_bare(grad):
-            return (divided_for_each(grad, n, shape), *(None,) * 4)
+        if is_bare(grad):  # in one kernel: the loss's gradient writes NaN canonical
+            return (grad.expand(shape) / n.expand(shape), *(None,) * 4)
         each = _ops.divide.default(grad, n, dtype).reshape([1] * len(shape))
         return (_ops.spread.default(each, shape, None, dtype, level), *(None,) * 4)
 
