@@ -1,5 +1,7 @@
 """Which calls skip torch's dispatcher, and that only the time differs."""
 
+import itertools
+import math
 import os
 from pathlib import Path
 
@@ -87,6 +89,10 @@ def recorded_calls(device, dtype):
     x, target = torch.randn(6, 8, device=device, dtype=dtype), torch.tensor([1, 0, 7, -100, 3, 3], device=device)
     w, b, wide = torch.rand(8, device=device, dtype=dtype), torch.randn(8, device=device, dtype=dtype), torch.float64
     losses, ones = torch.rand(6, device=device), torch.ones(6, device=device)
+    ties = torch.randint(-2, 3, (5, 4, 6), device=device).to(dtype)
+    ties[0, 0, :2] = math.nan
+    zeros, deep = ties * (torch.arange(6, device=device) > 2).to(dtype), x.reshape(6, 8, *[1] * 62)
+    extremes = [(ties, [1], False, 0), (ties, [0, -1], True, 0), (ties, [2, 0], False, 1), (deep, [1], True, 0)]
     options = {
         "softmax": [(x, 1, None, 0), (x, -2, wide, 1)],
         "log_softmax": [(x, 0, None, 0), (x, 1, wide, 0)],
@@ -99,7 +105,23 @@ def recorded_calls(device, dtype):
         "mean_cross_entropy": [(x, target, None, 1, -100, dtype, 0), (x, target, w, 1, -100, torch.float32, 0)],
         "logsumexp": [(x, [1], False, 0), (x, None, True, 0), (x, [-2], False, 1)],
         "sum": [(x, [1], False, None, 0), (x, None, True, wide, 1), (x, [0, -1], False, None, 0)],
-        "mean": [(x, [-1], False, None, 0), (x, None, True, wide, 1), (x, [], False, None, 0)],
+        "mean": [
+            (x, [-1], False, None, 0), (x, None, True, wide, 1), (x, [], False, None, 0), (deep, [1], True, None, 0),
+        ],
+        "amax": [*extremes, (ties, None, False, 0), (ties, [], True, 0)],
+        "amin": extremes,
+        "max_all": [(ties, False, 0), (ties, True, 1), (x, False, 0)],
+        "min_all": [(ties, False, 0)],
+        "max": extremes,
+        "min": extremes,
+        "norm2": [
+            (x, [1], False, None, 0), (x, None, True, wide, 1), (x, [-1], True, torch.float32, 0),
+            (zeros.nan_to_num(), [1], False, None, 0), (deep, [1], True, None, 0),
+        ],
+        "moments": [
+            (x, [1], False, 1.0, False, 0), (x, None, True, 0.0, True, 1), (ties, [0, -1], False, 1.5, True, 0),
+            (x, [1], True, 9.0, False, 0), (zeros, [2], True, 1.0, True, 0),
+        ],
         "cumsum": [(x, 1, None, False, False, 0), (x, 0, wide, True, True, 1)],
     }  # fmt: skip
     assert all(map(_C.records, options))
@@ -107,19 +129,26 @@ def recorded_calls(device, dtype):
     return [(name, args, constant.get(name, 3)) for name, each in options.items() for args in each]
 
 
-def gradients(call, args, most, among, twice):
-    """Of the tensors of `args` that are `among` its first: the results, and gradients for random ones; of these too."""
+def gradients(call, args, most, among, twice, of=(0,)):
+    """Of the tensors of `args` that are `among` its first: the results, and gradients for random ones of the results
+    `of`; of these too."""
     leaves = [t.detach().clone().requires_grad_() if i in among else t for i, t in enumerate(args)]
     wanted = [t for i, t in enumerate(leaves) if i in among]
     results = call(*leaves)
-    first = results if isinstance(results, torch.Tensor) else results[0]
-    generator = torch.Generator(first.device).manual_seed(1)
-    g = torch.randn(first.shape, device=first.device, generator=generator).to(first.dtype).requires_grad_(twice)
-    got = torch.autograd.grad(first, wanted, g, create_graph=twice)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    generator = torch.Generator(results[0].device).manual_seed(1)
+
+    def given(result):
+        g = torch.randn(result.shape, device=result.device, generator=generator)
+        return g.to(result.dtype).requires_grad_(twice)
+
+    gs = [given(results[i]) for i in of]
+    got = torch.autograd.grad([results[i] for i in of], wanted, gs, create_graph=twice)
+    made = [t for t in results if t.requires_grad]
     if not twice:
-        return first.grad_fn, [first, *got]
+        return results[0].grad_fn, [*made, *got]
     total = sum((t.double() ** 2).sum() for t in got)
-    return first.grad_fn, [first, *got, *torch.autograd.grad(total, [g, *wanted], allow_unused=True)]
+    return results[0].grad_fn, [*made, *got, *torch.autograd.grad(total, [*gs, *wanted], allow_unused=True)]
 
 
 def mean_of_losses(x, target, weight, dim, ignored, dtype, level):
@@ -139,11 +168,12 @@ def test_recorded_gradients_have_the_bits_of_the_rules(device, dtype, twice):
         else:
             by_rule, by_record = getattr(torch.ops.torchreduce, name).default, dispatch.derivatives[name]
         tensors = [i for i, t in enumerate(args[:most]) if isinstance(t, torch.Tensor)]
-        for among in ([0], tensors, tensors[1:]):
+        results = [[0], [1], [0, 1]] if name == "moments" else [[0]]
+        for among, of in itertools.product(([0], tensors, tensors[1:]), results):
             if among:
-                node, expected = gradients(by_rule, args, most, among, twice)
-                other, got = gradients(by_record, args, most, among, twice)
-                what = f"{name} {args[1:]} {among}"
+                node, expected = gradients(by_rule, args, most, among, twice, of)
+                other, got = gradients(by_record, args, most, among, twice, of)
+                what = f"{name} {args[1:]} {among} {of}"
                 assert "recorded" in other.name() and "recorded" not in node.name(), what
                 for a, b in zip(got, expected, strict=True):
                     assert (a is None) is (b is None), what
@@ -242,10 +272,10 @@ def test_anything_but_a_plain_tensor_is_not_served():
     for what, other in others.items():
         assert total(other) is None, what
     needs_gradient = x.clone().requires_grad_()
-    amax = checks.overloads("amax")
-    assert not _C.records("amax") and amax.plain(needs_gradient, 1, False, 0) is None
+    prod = checks.overloads("prod")
+    assert not _C.records("prod") and prod.plain(needs_gradient, 1, False, None, 0) is None
     with torch.no_grad():
-        assert amax.plain(needs_gradient, 1, False, 0) is not None
+        assert prod.plain(needs_gradient, 1, False, None, 0) is not None
 
 
 def test_wrong_arguments_are_not_served():

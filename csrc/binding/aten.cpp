@@ -16,7 +16,8 @@
 #include "aten/above.h"
 #include "aten/bags.h"
 #include "aten/losses.h"
-#include "aten/recorded.h"
+#include "aten/reduction_rules.h"
+#include "aten/row_rules.h"
 #include "aten_table.h"
 #include "interface.h"
 
@@ -55,6 +56,37 @@ void add_products() {
 
 }  // namespace
 }  // namespace torchreduce::aten
+
+namespace torchreduce::recorded {
+
+// Null for an op without a rule.
+static Record record_of(std::string_view op) {
+  static const std::map<std::string_view, Record> rules = {
+      {"softmax", record<softmax>},
+      {"log_softmax", record<log_softmax>},
+      {"rms_norm", record<rms_norm>},
+      {"layer_norm", record<layer_norm>},
+      {"cross_entropy", record<cross_entropy>},
+      {"mean_cross_entropy", record<mean_cross_entropy>},
+      {"mean_loss", record<mean_loss>},
+      {"logsumexp", record<logsumexp>},
+      {"moments", record<moments>},
+      {"sum", record<sum>},
+      {"mean", record<mean>},
+      {"amax", record<amax>},
+      {"amin", record<amin>},
+      {"max_all", record<max_all>},
+      {"min_all", record<min_all>},
+      {"max", record<max>},
+      {"min", record<min>},
+      {"norm2", record<norm2>},
+      {"cumsum", record<cumsum>},
+  };
+  const auto rule = rules.find(op);
+  return rule == rules.end() ? nullptr : rule->second;
+}
+
+}  // namespace torchreduce::recorded
 
 // Of libtorch_python.so, for whatever Python: torch's own declaration takes Python's headers.
 struct _object* THPVariable_Wrap(const at::TensorBase& tensor);

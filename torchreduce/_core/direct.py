@@ -3,9 +3,9 @@
 For each op, `direct` of csrc/binding/python_direct.cpp makes functions that run the kernel if all tensors are plain: if
 none has a gradient to record, and no mode, transform, tracer or profiler is at work. Calls of the overloads .raw and
 .default, including those in Inductor's code, try it before they go to the dispatcher. A function of its own is for
-arguments that nothing has checked. It also records the gradients of the ops that csrc/binding/aten/recorded.h has rules
-of; so does one for calls that need a gradient. If there is no `_aten` for this torch, the overloads stay as torch made
-them, and the function for unchecked arguments handles no call.
+arguments that nothing has checked. It also records the gradients of the ops that csrc/binding/aten.cpp lists rules of
+(record_of); so does one for calls that need a gradient. If there is no `_aten` for this torch, the overloads stay as
+torch made them, and the function for unchecked arguments handles no call.
 """
 
 import ctypes

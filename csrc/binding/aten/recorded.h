@@ -128,6 +128,7 @@ struct DirectCall {
     return arguments[i].given ? std::optional(*static_cast<const Tensor*>(arguments[i].tensor)) : std::nullopt;
   }
   int64_t number(int i) const { return arguments[i].number; }
+  double real(int i) const { return arguments[i].real; }
   MaybeInts ints(int i) const { return arguments[i].given ? MaybeInts(arguments[i].ints) : std::nullopt; }
   // Runs the kernel, which takes the arguments over. The results belong to `results`.
   Tensor& run() const {
@@ -141,6 +142,38 @@ struct DirectCall {
   }
   Tensor& result(int i) const { return *static_cast<Tensor*>(results[i]); }
 };
+
+inline bool is_wide(ScalarType dtype) { return dtype == ScalarType::Double; }
+// What sums of these dtypes are of.
+inline ScalarType accumulator(ScalarType one, ScalarType other) {
+  return is_wide(one) || is_wide(other) ? ScalarType::Double : ScalarType::Float;
+}
+inline bool has_room(const Tensor& x) { return x.dim() < kMaxDims; }  // for one more dim
+
+// x in `dtype`, rounded once, a NaN canonical.
+inline Tensor rounded_anew(const Tensor& x, ScalarType dtype) {
+  // The sum of each element alone.
+  static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> sum(
+      "sum", "raw");
+  static const OpOf<Tensor(const Tensor&, ScalarType)> op("rounded");
+  if (!is_plain(x) || !has_room(x)) return op(x, dtype);
+  return sum(x.unsqueeze(-1), at::IntArrayRef({-1}), false, dtype, 0);
+}
+inline Tensor rounded(const Tensor& x, ScalarType dtype) {
+  return x.scalar_type() == dtype ? x : rounded_anew(x, dtype);
+}
+// x / n, rounded once; n broadcasts to x.
+inline Tensor divided(const Tensor& x, const Tensor& n, ScalarType dtype) {
+  static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> op("divide");
+  if (!is_plain(x) || !is_plain(n) || !has_room(x)) return op(x, n, dtype);
+  const ScalarType wide = accumulator(x.scalar_type(), dtype);
+  const Tensor by = c10::isFloatingType(n.scalar_type()) ? n.to(wide) : n;
+  return rounded_anew(at::div(x.to(wide), by), dtype);
+}
+// A number on g's device: torch's GPU division by one of the host multiplies by its reciprocal.
+inline Tensor number_for(const Tensor& g, at::Scalar number, ScalarType dtype) {
+  return at::full({}, number, g.options().dtype(dtype));
+}
 
 // The dims of a reduction, and its input's shape.
 struct ReducedDims {
@@ -178,7 +211,7 @@ struct ReducedDims {
     return n;
   }
   Tensor spread(const Tensor& grad, ScalarType dtype, int64_t level) const {
-    if (is_plain(grad) && grad.scalar_type() == dtype) return grad.expand(shape);
+    if (is_plain(grad)) return rounded(grad, dtype).expand(shape);
     static const OpOf<Tensor(const Tensor&, c10::SymIntArrayRef, at::OptionalIntArrayRef, ScalarType, int64_t)> op(
         "spread");
     return op(grad, c10::fromIntArrayRefSlow(shape), listed(), dtype, level);
@@ -206,230 +239,6 @@ template <class Rule> struct Recorded : torch::autograd::Function<Rule> {
   static void record(const DirectCall& call) { Rule::apply(*call.tensor(0), call); }
 };
 
-// x / n, rounded once.
-inline Tensor divided(const Tensor& x, const Tensor& n, ScalarType dtype) {
-  static const OpOf<Tensor(const Tensor&, const Tensor&, ScalarType)> op("divide");
-  return op(x, n, dtype);
-}
-inline Tensor rounded(const Tensor& x, ScalarType dtype) {
-  static const OpOf<Tensor(const Tensor&, ScalarType)> op("rounded");
-  return x.scalar_type() == dtype ? x : op(x, dtype);
-}
-
-// ---- softmax ---------------------------------------------------------------------------------------------------------
-
-// x, dim, dtype, level
-template <class Rule> struct OfResult : Recorded<Rule> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(3));
-    ctx->saved_data["dim"] = call.number(1);
-    const Tensor y = call.run();
-    ctx->save_for_backward({y});
-    return y;
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    static const OpOf<Tensor(const Tensor&, const Tensor&, int64_t, ScalarType, int64_t)> op(Rule::kGradient);
-    const Tensor y = ctx->get_saved_variables()[0];  // of another dtype if a hook says so
-    return op(rounded(g, y.scalar_type()), y, saved_int(ctx, "dim"), saved_dtype(ctx), saved_int(ctx, "level"));
-  }
-};
-struct softmax : OfResult<softmax> { static constexpr const char* kGradient = "softmax_gradient"; };
-struct log_softmax : OfResult<log_softmax> { static constexpr const char* kGradient = "log_softmax_gradient"; };
-
-// ---- norms -----------------------------------------------------------------------------------------------------------
-
-// x, weight, for layer_norm bias, dims, epsilon, level
-template <class Rule, bool kBias> struct Norm : Recorded<Rule> {
-  using Maybe = const std::optional<Tensor>&;
-  using OfWeights = std::conditional_t<kBias, std::tuple<Tensor, Tensor>, Tensor>;
-  using OfAll = std::conditional_t<kBias, std::tuple<Tensor, Tensor, Tensor>, std::tuple<Tensor, Tensor>>;
-
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, Maybe weight, Maybe bias, const DirectCall& call) {
-    constexpr int kNext = kBias ? 3 : 2;
-    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(kNext + 2));
-    ctx->saved_data["dims"] = call.number(kNext);
-    ctx->saved_data["epsilon"] = call.arguments[kNext + 1].real;
-    const auto& given = weight ? weight : bias;
-    ctx->saved_data["weight_dtype"] = int64_t(given ? given->scalar_type() : x.scalar_type());
-    const Tensor y = call.run(), stats = call.result(1);
-    variable_list saved{x, weight.value_or(Tensor())};
-    if (kBias) saved.push_back(bias.value_or(Tensor()));  // which may not change, as torch has it
-    saved.push_back(stats);
-    ctx->save_for_backward(std::move(saved));
-    return y;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const OpOf<Tensor(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, int64_t)> gradient(
-        Rule::kGradient);
-    static const OpOf<OfWeights(const Tensor&, const Tensor&, const Tensor&, int64_t, double, ScalarType, int64_t)>
-        of_weights(Rule::kWeights);
-    static const OpOf<OfAll(const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, double, ScalarType, int64_t)>
-        of_all(Rule::kBackward, "raw");
-    if (!grads[0].defined()) return {{}, {}, {}, {}};
-    const Tensor& g = grads[0];
-    const auto saved = ctx->get_saved_variables();
-    const Tensor &x = saved[0], &stats = saved.back();
-    const auto weight = maybe(saved[1]);
-    const int64_t dims = saved_int(ctx, "dims"), level = saved_int(ctx, "level");
-    const double epsilon = ctx->saved_data["epsilon"].toDouble();
-    const auto dtype = ScalarType(saved_int(ctx, "weight_dtype"));
-    // Edges are numbered without those of tensors that are not given.
-    const bool to_x = ctx->needs_input_grad(0), to_weight = weight && ctx->needs_input_grad(1),
-               to_bias = kBias && saved[2].defined() && ctx->needs_input_grad(weight ? 2 : 1);
-    Tensor of_x, of_weight, of_bias;
-    if (to_x && (to_weight || to_bias) && is_plain(g) && is_plain(x) && is_plain(weight) && is_plain(stats)) {
-      const OfAll all = of_all(g, x, weight, stats, dims, epsilon, dtype, level);
-      of_x = std::get<0>(all);
-      of_weight = std::get<1>(all);
-      if constexpr (kBias) of_bias = std::get<2>(all);
-    } else {
-      if (to_x) of_x = gradient(g, x, weight, stats, dims, epsilon, level);
-      if (to_weight || to_bias) {
-        const OfWeights some = of_weights(g, x, stats, dims, epsilon, dtype, level);
-        if constexpr (kBias) std::tie(of_weight, of_bias) = some;
-        else of_weight = some;
-      }
-    }
-    return {of_x, to_weight ? of_weight : Tensor(), to_bias ? of_bias : Tensor(), {}};
-  }
-  static void record(const DirectCall& call) {
-    Rule::apply(*call.tensor(0), call.tensor(1), kBias ? call.tensor(2) : std::nullopt, call);
-  }
-};
-
-struct rms_norm : Norm<rms_norm, false> {
-  static constexpr const char *kGradient = "rms_norm_gradient", *kWeights = "rms_norm_weights",
-                              *kBackward = "rms_norm_backward";
-};
-struct layer_norm : Norm<layer_norm, true> {
-  static constexpr const char *kGradient = "layer_norm_gradient", *kWeights = "layer_norm_weights",
-                              *kBackward = "layer_norm_backward";
-};
-
-// ---- losses ----------------------------------------------------------------------------------------------------------
-
-// Each row's gradient from that of the mean: g / n in the accumulator type.
-inline Tensor of_each_loss(const Tensor& g, const Tensor& n, const ReducedDims& dims, ScalarType dtype, int64_t level) {
-  if (is_plain(g)) return at::div(g.expand(dims.shape), n.expand(dims.shape));
-  return dims.spread(dims.kept(divided(g, n, dtype)), dtype, level);
-}
-
-// x, target, weight, dim, ignored; and what the rule has more, the level last. `kMean`: the losses' mean, and what they
-// are divided by.
-template <class Rule, bool kMean> struct Loss : Recorded<Rule> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(kMean ? 6 : 5));
-    ctx->saved_data["dim"] = call.number(3);
-    ctx->saved_data["ignored"] = call.number(4);
-    const Tensor target = *call.tensor(1), weight = call.tensor(2).value_or(Tensor());
-    const Tensor result = call.run(), stats = call.result(2);
-    if (weight.defined() && weight.requires_grad()) throw Refused();
-    variable_list saved{x, target, weight, stats};
-    if (kMean) saved.push_back(call.result(1));
-    ctx->save_for_backward(std::move(saved));
-    return result;
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    using Maybe = const std::optional<Tensor>&;
-    static const OpOf<Tensor(const Tensor&, Maybe, const Tensor&, const Tensor&, Maybe, const Tensor&, int64_t, int64_t,
-                             double, int64_t)>
-        op("cross_entropy_gradient");
-    const auto saved = ctx->get_saved_variables();
-    const Tensor &target = saved[1], &stats = saved[3];
-    const int64_t level = saved_int(ctx, "level");
-    Tensor each = g;
-    if constexpr (kMean) each = of_each_loss(g, saved[4], ReducedDims(target.sizes()), stats.scalar_type(), level);
-    return op(each, std::nullopt, saved[0], target, maybe(saved[2]), stats, saved_int(ctx, "dim"),
-              saved_int(ctx, "ignored"), 0.0, level);
-  }
-};
-struct cross_entropy : Loss<cross_entropy, false> {};
-// As cross_entropy and mean_loss: it saves what both do.
-struct mean_cross_entropy : Loss<mean_cross_entropy, true> {};
-
-// losses, weights, counts, dtype, level
-struct mean_loss : Recorded<mean_loss> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& losses, const DirectCall& call) {
-    begin(ctx, losses.scalar_type(), call.number(4));
-    ReducedDims::save(ctx, losses, {});
-    const Tensor mean = call.run(), n = call.result(1);
-    ctx->save_for_backward({n});
-    return mean;
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    const Tensor n = ctx->get_saved_variables()[0];
-    return of_each_loss(g, n, ReducedDims(ctx), saved_dtype(ctx), saved_int(ctx, "level"));
-  }
-};
-
-// ---- reductions and scans --------------------------------------------------------------------------------------------
-
-// x, dims, keepdim, level
-struct logsumexp : Recorded<logsumexp> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    begin(ctx, x.scalar_type(), call.number(3));
-    ReducedDims::save(ctx, x, call.ints(1));
-    const Tensor value = call.run(), stats = call.result(1);
-    ctx->save_for_backward({x, stats});
-    return value;
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    static const OpOf<Tensor(const Tensor&, const Tensor&, const Tensor&, at::OptionalIntArrayRef, int64_t)> op(
-        "logsumexp_gradient");
-    const ReducedDims dims(ctx);
-    const auto saved = ctx->get_saved_variables();
-    return op(dims.kept(g), saved[0], saved[1], dims.listed(), saved_int(ctx, "level"));
-  }
-};
-
-// x, dims, keepdim, dtype, level
-template <class Rule> struct OfSum : Recorded<Rule> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    Recorded<Rule>::begin(ctx, x.scalar_type(), call.number(4));
-    ReducedDims::save(ctx, x, call.ints(1));
-    return call.run_to_float();
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    const ReducedDims dims(ctx);
-    const ScalarType dtype = saved_dtype(ctx);
-    return dims.spread(Rule::of_each(dims.kept(g), dims, dtype), dtype, saved_int(ctx, "level"));
-  }
-};
-struct sum : OfSum<sum> {
-  static Tensor of_each(const Tensor& grad, const ReducedDims&, ScalarType) { return grad; }
-};
-struct mean : OfSum<mean> {
-  // Divided on the gradient's device: torch's GPU division by a number of the host multiplies by its reciprocal.
-  static Tensor of_each(const Tensor& grad, const ReducedDims& dims, ScalarType dtype) {
-    const bool is_wide = dtype == ScalarType::Double || grad.scalar_type() == ScalarType::Double;
-    const ScalarType wide = is_wide ? ScalarType::Double : ScalarType::Float;
-    const Tensor count = at::full({}, dims.count(), grad.options().dtype(ScalarType::Long));
-    if (!is_plain(grad) || grad.dim() >= kMaxDims) return divided(grad, count, wide);
-    // Rounded once, a NaN canonical: the sum of each element alone.
-    static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> round(
-        "sum", "raw");
-    return round(at::div(grad.to(wide), count).unsqueeze(-1), at::IntArrayRef({-1}), false, dtype, 0);
-  }
-};
-
-// x, dim, dtype, exclusive, reverse, level. The gradient is the scan from the other end.
-struct cumsum : Recorded<cumsum> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const DirectCall& call) {
-    begin(ctx, x.scalar_type(), call.number(5));
-    ctx->saved_data["dim"] = call.number(1);
-    ctx->saved_data["exclusive"] = call.number(3) != 0;
-    ctx->saved_data["reverse"] = call.number(4) != 0;
-    return call.run_to_float();
-  }
-  static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    static const OpOf<Tensor(const Tensor&, int64_t, std::optional<ScalarType>, bool, bool, int64_t)> op("cumsum");
-    return op(g, saved_int(ctx, "dim"), saved_dtype(ctx), ctx->saved_data["exclusive"].toBool(),
-              !ctx->saved_data["reverse"].toBool(), saved_int(ctx, "level"));
-  }
-};
-
-// ----------------------------------------------------------------------------------------------------------------------
-
 template <class Rule> bool record(Kernel kernel, Argument* arguments, void** results) {
   try {
     Rule::record({kernel, arguments, results});
@@ -439,25 +248,6 @@ template <class Rule> bool record(Kernel kernel, Argument* arguments, void** res
     if (results[0]) static_cast<Tensor*>(results[0])->unsafeGetTensorImpl()->set_autograd_meta(nullptr);
     return false;
   }
-}
-
-// Null for an op without a rule.
-inline Record record_of(std::string_view op) {
-  static const std::map<std::string_view, Record> rules = {
-      {"softmax", record<softmax>},
-      {"log_softmax", record<log_softmax>},
-      {"rms_norm", record<rms_norm>},
-      {"layer_norm", record<layer_norm>},
-      {"cross_entropy", record<cross_entropy>},
-      {"mean_cross_entropy", record<mean_cross_entropy>},
-      {"mean_loss", record<mean_loss>},
-      {"logsumexp", record<logsumexp>},
-      {"sum", record<sum>},
-      {"mean", record<mean>},
-      {"cumsum", record<cumsum>},
-  };
-  const auto rule = rules.find(op);
-  return rule == rules.end() ? nullptr : rule->second;
 }
 
 }  // namespace torchreduce::recorded
