@@ -89,7 +89,8 @@ def test_partial_results_are_few():
 def test_any_layout_whose_columns_are_neighbours():
     # A window of a wider array, several outer dims in any order, expanded ones.
     assert plan("sum", (500, 300), torch.float32, strides=(1000, 1), dim=(0,))["family"] == "wide_columns"
-    assert plan("sum", (500, 3), torch.float32, strides=(1000, 1), dim=(0,))["family"] == "wide_columns"
+    assert plan("sum", (500, 30), torch.float32, strides=(1000, 1), dim=(0,))["family"] == "wide_columns"
+    assert plan("sum", (500, 20), torch.float32, strides=(1001, 1), dim=(0,))["family"] == "strided"
     assert plan("sum", (4, 5, 900, 64), torch.float32, strides=(900 * 64, 4 * 900 * 64, 64, 1),
                 dim=(2,))["family"] in FAMILIES  # fmt: skip
     assert plan("sum", (900, 64, 7), torch.float32, strides=(64, 1, 0), dim=(0,))["family"] in FAMILIES
@@ -104,9 +105,10 @@ def test_any_layout_whose_columns_are_neighbours():
     assert alike[0] == alike[1]
     p = plan("sum", (90, 2**15, 50), torch.float32, strides=(2**15 * 50, 1, 2**15), dim=(0,))
     assert p["shape"]["tile"] == 128 and p["blocks"] % 50 == 0
-    # Runs that lie anywhere, three dims, columns apart, converted elements: element by element.
-    for args in (dict(shape=(4, 5, 64), strides=(1001, 64, 1), dim=(0, 1)),
-                 dict(shape=(4, 5, 6, 64), strides=(10000, 1000, 64, 1), dim=(0, 1, 2)),
+    # The second run elsewhere in a granule.
+    assert plan("sum", (4, 5, 64), torch.float32, strides=(1001, 64, 1), dim=(0, 1))["family"] == "wide_columns"
+    # Three dims, columns apart, converted elements: element by element.
+    for args in (dict(shape=(4, 5, 6, 64), strides=(10000, 1000, 64, 1), dim=(0, 1, 2)),
                  dict(shape=(500, 300), strides=(1000, 2), dim=(0,))):  # fmt: skip
         assert plan("sum", dtype=torch.float32, **args)["family"] not in FAMILIES
     assert plan("sum", (1, 500, 300), torch.bfloat16, out=torch.float64)["family"] not in FAMILIES

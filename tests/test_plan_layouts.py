@@ -25,6 +25,9 @@ RUNS = [
     ((7, 40, 16, 128), lambda x: x.transpose(1, 2), (0, 1), "wide_columns"),
     ((40, 50, 136), lambda x: x.permute(1, 2, 0), (0, 2), "wide_columns"),
     ((5, 2, 30, 3, 64), lambda x: x[:, :, :, 1], (0, 2), "wide_columns"),
+    ((40, 2, 51, 131), lambda x: x, (0, 2), "wide_columns"),  # a second run starts elsewhere in a granule
+    ((3, 2, 777, 41), lambda x: x, (0, 2), "wide_columns"),
+    ((5, 700, 2, 41), lambda x: x.permute(0, 2, 1, 3), (1, 2), "wide_columns"),
     ((900, 64), lambda x: x[:, 16:32], 0, "narrow_columns"),
     ((5000, 24), lambda x: x[:, 8:], 0, "narrow_columns"),
     ((3, 3000, 96), lambda x: x[..., :64], 1, "narrow_columns"),
@@ -46,6 +49,9 @@ STRIDED = [
     ((3, 2, 300, 2), lambda x: x[..., 0], (0, 2), "strided"),
     ((60, 5, 301), lambda x: x, (0, 2), "strided"),
     ((130, 3, 20), lambda x: x[..., 2:19], (0, 2), "strided"),
+    ((900, 64), lambda x: x[:, 3:11], 0, "strided"),  # few columns
+    ((50, 3, 70, 5), lambda x: x, (0, 2), "strided"),
+    ((10, 465, 2, 7), lambda x: x.permute(0, 2, 3, 1), (1, 3), "strided"),
     ((5, 2, 2500), lambda x: x[..., 1:], (0, 2), "strided"),
 ]
 # Kept dims that follow each other in memory in another order.
@@ -55,7 +61,8 @@ TURNED = [
     ((3, 50, 40, 5), lambda x: x.permute(0, 3, 2, 1), 3, "narrow_columns"),
     ((7, 3, 31, 40, 5), lambda x: x.permute(0, 4, 3, 1, 2), (0, 3), "wide_columns"),
     ((40, 2049, 3), lambda x: x.permute(0, 2, 1), 0, "wide_columns"),
-    ((5, 30, 4), lambda x: x.permute(0, 2, 1), 0, "narrow_columns"),
+    ((9, 30, 4), lambda x: x.permute(0, 2, 1), 0, "narrow_columns"),
+    ((5, 30, 4), lambda x: x.permute(0, 2, 1), 0, "wide_columns"),  # few elements
     ((4, 30, 3, 7, 4), lambda x: x.permute(0, 2, 4, 3, 1), 4, "wide_columns"),
 ]
 VIEWS = RUNS + ROWS + STRIDED + TURNED

@@ -115,14 +115,16 @@ void order_by_memory(ReduceCall& call, bool fast) {
 //         others                                                                     wide_columns     (4096, 4096)
 //       they are not:
 //         slices of at most 256 rows and 40 KiB, of the same dtypes                  column_slices    (5000, 49, 32)
-//         rows that follow each other, or runs of whole vectors                      narrow_columns   (100000, 32)
-//         others                                                                     wide_columns
+//         rows that follow each other, or runs of whole vectors, 1024 elements       narrow_columns   (100000, 32)
+//         a fifth of the lanes is used                                               wide_columns     (9, 70, 99)[:,
+//                                                                                                     :, 9:80]
 //     Neighbours are reduced, but along a dim before the last one; the same dtypes, and ops whose order shows or that
 //     find positions, but for products                                               transposed_rows  (64, 99).T, all
-//   What is left, elements that dtype= converts, and all on other devices:
-//     the smallest stride is that of a kept dim                                      columns          amax of int8
-//     others                                                                         strided          (1000, 4096)[:,
-//     ::2]
+//   What is left, and elements that dtype= converts                                  strided          (1000, 4096)[:,
+//                                                                                                     ::2]
+//   On other devices:
+//     the smallest stride is that of a kept dim                                      columns          (4096, 4096)
+//     others                                                                         strided
 const std::vector<Family<ReduceCall, Shape>> kReduceFamilies = {
     {"packed_rows", "runs of short rows copied to shared memory", kShapeOf<packed_rows::serves>},
     {"few_rows", "all elements of few rows at once, 16 bytes a lane", kShapeOf<few_rows::serves>},

@@ -111,9 +111,14 @@ MUTANTS = (
     # ---- reductions, columns
     Mutant(
         "columns moved down by one too few", "kernels/reduce/wide_columns.cuh",
-        "if (K > 1 && !whole) shift_columns(u, moved(first_row, j));",
-        "if (K > 1 && !whole && moved(first_row, j) > 1) shift_columns(u, moved(first_row, j));",
+        "if (K > 1 && alike && !whole) shift_columns(u, moved(first_row, j));",
+        "if (K > 1 && alike && !whole && moved(first_row, j) > 1) shift_columns(u, moved(first_row, j));",
         "reduce.Sum", ("column_families",), sanitizer="asan", some=True,
+    ),
+    Mutant(
+        "all runs of rows start alike", "kernels/reduce/wide_columns.cuh",
+        "alike = !kRuns || q.jump % V == 0;", "alike = true;",
+        "reduce.Sum", ("column_families",),
     ),
     Mutant(
         "rows of a second run follow those of the first", "kernels/reduce/column_call.h",
@@ -197,13 +202,18 @@ MUTANTS = (
         "reduce.Sum", ("transposed_rows",), every=1, some=True,
     ),
     Mutant(
+        "rows of the next column follow those of a column", "kernels/reduce/transposed_rows.cuh",
+        "top + start + kRun * shape.runs > stretch", "false",
+        "reduce.Sum", ("transposed_rows",), every=1,
+    ),
+    Mutant(
         "no barrier after threads have left residues", "kernels/reduce/transposed_rows.cuh",
         "block.rows(window + 1)); __syncthreads();", "block.rows(window + 1));",
         "reduce.Sum", ("transposed_rows",), every=1,
     ),
     Mutant(
         "columns of the next slice are a tile's", "kernels/reduce/transposed_rows.cuh",
-        "if (c + e >= 0 && c + e < segment.columns && at >= 0", "if (c + e >= 0 && at >= 0",
+        "(1u << (high < kPer ? high : kPer))", "(1u << kPer)",
         "reduce.Sum", ("transposed_rows",), every=1,
     ),
     # ---- reductions

@@ -269,6 +269,9 @@ void column_families() {
                      policies);
     check_reductions({{2, 3, 2, 8, 20}, {2, 7, 4, 100, 8}}, 10, policies);
   }
+  // Runs that do not start alike.
+  check_reductions({{7, 2, 31, 5}, {300, 2, 3, 33}, {3, 2, 777, 41}, {2, 3, 5, 131}}, 5,
+                   {{{"wide_columns"}, 1}, {{"wide_columns"}, 132, kManyMemories}, {{}, 132, kNearMemories, true}});
   // Units that meet in groups; of each kind of values.
   constexpr Reduced kTypes[] = {{"sum", Dtype::F64, Dtype::F64},   {"sum", Dtype::F32, Dtype::F32},
                                 {"sum", Dtype::BF16, Dtype::F32},  {"sum", Dtype::I64, Dtype::I64},

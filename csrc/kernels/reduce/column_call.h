@@ -132,9 +132,11 @@ struct Columns {
   bool dense_rows() const { return q.pitch == q.inner; }
   int64_t slice_bytes() const { return int64_t(q.n) * q.inner * size; }
 
+  // Of lanes across columns.
+  double use() const { return double(q.inner) / double(int64_t(q.tiles) * q.tile); }
   // Whether lanes across columns are used well enough, or nothing else serves as well.
   bool wide() const {
-    const double use = double(q.inner) / double(int64_t(q.tiles) * q.tile);
+    const double use = this->use();
     const int64_t rows = power_of_two(std::min<int64_t>(q.n, kResidues));
     if (q.jump || !dense_rows())  // narrow columns would be a block a slice
       if (!whole_runs || slice_bytes() <= (use < kSmallUse ? kSmallSlice : kSliceBytes)) return true;
@@ -193,7 +195,8 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
     q.inner *= int32_t(l.size[next]);
   }
   q.outer = 1;
-  bool starts = reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0;  // of slices
+  // Whether slices and runs of rows start at granules.
+  bool starts = reinterpret_cast<uintptr_t>(call.in.data) % uintptr_t(c.granule() * c.size) == 0;
   for (int d = 0; d < l.kept; ++d) {
     if (d == inner || d == next) continue;
     q.outer *= l.size[d];
@@ -202,7 +205,7 @@ inline std::optional<Columns> columns_of(const ReduceCall& call, const DeviceFac
     q.outer_out[q.outer_dims++] = l.out[d];
     starts &= l.in[d] % c.granule() == 0;
   }
-  if (q.jump % c.granule()) return {};
+  starts &= q.jump % c.granule() == 0;
   c.whole = starts && q.pitch % c.granule() == 0;
   const int64_t run = c.dense_rows() ? l.size[last] * q.inner : q.inner;
   c.whole_runs = facts.small && starts && run % c.granule() == 0 && int64_t(q.n) * q.inner <= INT32_MAX &&

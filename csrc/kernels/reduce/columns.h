@@ -1,5 +1,7 @@
 // Rows of any strides and any types whose smallest stride belongs to a kept dim: lanes across rows, each walking its
-// own ("columns"), element by element. Compiled by accumulator (any_element.cuh).
+// own ("columns"), element by element. Compiled by accumulator (any_element.cuh). Chosen where there are no lanes
+// across columns by 16 bytes (DeviceFacts::wide_reductions): elsewhere strided takes less time (H200, 505 random
+// reductions that none of those serve: half of it, in 472 of them).
 #pragma once
 #include "strided.h"
 
@@ -26,7 +28,7 @@ constexpr int kBlocksWanted = 4;  // for each multiprocessor, before a block tak
 inline std::optional<ColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                           const PlanOverride& forced) {
   const Layout& l = call.layout;
-  if (!forced.family && !lanes_across_rows(l)) return {};
+  if (!forced.family && (device.wide_reductions || !lanes_across_rows(l))) return {};
   const int64_t n = l.length, leaves = std::max<int64_t>(1, ceil_div(n, kLeaf));
   const int residues = int(std::min<int64_t>(kResidues, power_of_two(std::max<int64_t>(1, n))));
   const int columns = int(std::min<int64_t>(32, power_of_two(l.rows)));

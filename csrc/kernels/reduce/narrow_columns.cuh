@@ -1,6 +1,7 @@
 // Reductions of narrow columns: rows that follow each other are one run of memory, and so are the rows of neighbouring
 // accumulators, whatever their width.
 #pragma once
+#include "kernels/common/shared_array.cuh"
 #include "narrow_columns.h"
 #include "split_columns.cuh"
 
@@ -67,7 +68,7 @@ __global__ void TR_BLOCKS_BOUND(kThreads, narrow_column_blocks(sizeof(typename L
   const RowStart start = slice_start(q, slice);
   auto row_of = [&](int a) { return (a >> q.log_r << (q.log_r + q.log_k)) + (a & (step - 1)); };
   const int base_row = row_of(unit * q.parts * q.span);
-  Near* const kept = reinterpret_cast<Near*>(shared);
+  Near* const kept = in_register(reinterpret_cast<Near*>(shared));
   Near* const values = kept + (q.parts > 1 ? q.parts * inner : 0);
   Near* const a = values + skewed(q.span * inner) + 1;
   Near* const b = a + (q.span + 7) / 8 * inner;

@@ -14,13 +14,14 @@ using namespace columns_of;
 // results (H100, argmax of 264 float32 columns: 0.77 of the read ceiling with 8 rows, 0.89 with 32).
 constexpr int kMostLogK = 5;
 constexpr int kLeastSpan = 8;
+constexpr int kLeastSlice = 1024;  // elements that are worth a block (wide_columns::kLeastUse)
 
 inline std::optional<NarrowColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
                                                 const PlanOverride& forced) {
   const auto c = columns_of::columns_of(call, device);
   if (!c || kLeastSpan * int64_t(c->q.inner) > c->narrow_values()) return {};
   if ((!c->dense_rows() || c->q.jump) && !c->whole_runs) return {};
-  if (!forced.family && c->wide()) return {};
+  if (!forced.family && (c->wide() || int64_t(c->q.n) * c->q.inner < kLeastSlice)) return {};
   NarrowColumnsShape s;
   ColumnCall& q = s.q = c->q;
   if (!c->dense_rows()) {  // each row is a run

@@ -1,5 +1,6 @@
 // Reductions of rows whose neighbours in memory are not neighbours along the row (transposed_rows.h).
 #pragma once
+#include "kernels/common/shared_array.cuh"
 #include "rows.cuh"
 #include "strided.cuh"
 #include "transposed_rows.h"
@@ -43,10 +44,12 @@ struct ColumnLeaves {
   int count;
 
   __device__ int end() const { return first + count * kLeaf; }
+  // Whether leaf number k / kGroup ends with its window number k % kGroup.
+  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % kGroup == kGroup - 1 && k < count * kGroup; }
   // The leaf, counted from the first one, whose last rows are in a window; -1 if there is none.
   __device__ __forceinline__ int ends_in(int window) const {
     const int k = window - (first + kResidues - 1) / kResidues;
-    return k >= 0 && k % 8 == 7 && k < count * 8 ? k / 8 : -1;
+    return ends(k) ? k / kGroup : -1;
   }
 };
 
@@ -59,6 +62,7 @@ template <class Op, class Load> struct LongStretches {
   static constexpr int kColumns = transposed_rows::kColumns, kRun = transposed_rows::kRun;
   static_assert(kColumns == kLanes);
   static constexpr int kPitch = transposed_rows::kPitch;
+  static constexpr int kMostPitch = INT32_MAX / transposed_rows::kMostRuns;
 
   const ReduceCall& call;
   const TransposedRowsShape& shape;
@@ -71,6 +75,7 @@ template <class Op, class Load> struct LongStretches {
   ColumnLeaves own;  // the slot's
   int windows;       // that the block's leaves lie in
   bool single;       // one dim after i
+  int near_pitch;    // bytes from a row of memory to the next, if so and they are few; else 0
   int64_t* offsets;  // of the warp's rows, in shared memory
 
   // Writes the leaves of each slot to `of_slots`.
@@ -95,10 +100,11 @@ template <class Op, class Load> struct LongStretches {
     of_lane = lane_id() / columns;
     warps_rows = warp % warps * kRun * shape.runs;
     top = first_leaf(warp / warps) * kLeaf;
-    const bool idle = of_lane >= shape.runs;
+    const bool idle = of_lane >= shape.runs || lane_id() % columns >= left;
     slot = idle ? 0 : warp / warps * columns + lane_id() % columns;
+    if (idle) of_lane = 0;
     const E* const first = global(static_cast<const E*>(call.in.data)) + row_start(layout, row).in;
-    const int64_t start = slice_offset(layout, shape.dim, slice) + strip * kColumns + lane_id() % columns;
+    const int64_t start = slice_offset(layout, shape.dim, slice) + strip * kColumns + (idle ? 0 : lane_id() % columns);
     from = reinterpret_cast<const char*>(recomputed(reinterpret_cast<int64_t>(first + start)));
     offsets = shared_offsets + warp * shape.runs * kPitch;
     if (warp == 0) of_slots[lane_id()] = leaves_of(lane_id());
@@ -106,6 +112,8 @@ template <class Op, class Load> struct LongStretches {
     own = idle ? ColumnLeaves{} : of_slots[slot];
     windows = (warp_most(of_slots[lane_id()].end()) + kResidues - 1) / kResidues;
     single = shape.dim + 1 == layout.kept + layout.reduced - 1;
+    const int64_t pitch = layout.in[shape.dim + 1] * int64_t(sizeof(E));
+    near_pitch = single && uint64_t(pitch) <= uint64_t(kMostPitch) ? int(pitch) : 0;
   }
 
   // Of a run, from the column's first leaf on.
@@ -135,6 +143,15 @@ template <class Op, class Load> struct LongStretches {
       return x;
     }
   };
+  // The same where all are there, `pitch` bytes apart.
+  struct AllRows {
+    const char* from;
+    int pitch;
+    static constexpr uint32_t have = ~0u;
+    __device__ __forceinline__ E load(int i, E) const {
+      return load_item<Stay::Long>(reinterpret_cast<const E*>(multiply_add(i, pitch, int64_t(from))));
+    }
+  };
   __device__ __forceinline__ Rows rows(int window) const {
     const int start = window * kResidues;
     warp_barrier();
@@ -150,6 +167,18 @@ template <class Op, class Load> struct LongStretches {
     const int at = start + first_row();
     return {from, offsets + of_lane * kPitch,
             first_bits(rows_before(own.end() - at)) & ~first_bits(rows_before(own.first - at))};
+  }
+  // By all lanes of a warp: whether its rows of a window are in the columns where they begin, at one distance, and all
+  // in leaves, but for lanes that have none.
+  __device__ __forceinline__ bool has_all(int window) const {
+    const int start = window * kResidues + warps_rows, at = start + of_lane;
+    if (near_pitch == 0 || top + start + kRun * shape.runs > stretch) return false;
+    const bool all = own.first <= at && at + (kRun - 1) * shape.runs < own.end();
+    return ballot(own.count > 0 && !all) == 0;
+  }
+  __device__ __forceinline__ AllRows all_rows(int window) const {
+    const int row = top + window * kResidues + first_row();
+    return {reinterpret_cast<const char*>(multiply_add(row, near_pitch, int64_t(from))), near_pitch * shape.runs};
   }
 };
 
@@ -181,14 +210,12 @@ template <class Op, class Load> struct RunOfResidues {
       x[i] = rows.load(i, absent);
     }
   }
-  // Whether leaf number `k / 8` ends with its window number k % 8.
-  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < block.own.count * 8; }
   // Takes the rows of a window, and loads those of the next one. Rows before number `within` are of the leaf that began
   // a window earlier.
-  __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
+  template <class Rows> __device__ __forceinline__ void take(int window, const Rows& next) {
     const int k = window - before, split = block.rows_before(within - block.first_row());
-    const bool late = ends(k - 1);
-    const uint32_t lower = first_bits(split), ended = late ? lower : ends(k) ? ~lower : 0u;
+    const bool late = block.own.ends(k - 1);
+    const uint32_t lower = first_bits(split), ended = late ? lower : block.own.ends(k) ? ~lower : 0u;
     const E absent = op.absent_element();
 #pragma unroll
     for (int i = 0; i < kRun; i += kAtOnce) {
@@ -210,12 +237,9 @@ template <class Op, class Load> struct RunOfResidues {
     constexpr int kEach = kResidues / kLanes;
     Near v[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) v[i] = warp_tree(op, shared[(i * kLanes + lane_id()) * kPitch + slot], kLanes);
-#pragma unroll
-    for (int d = 1; d < kEach; d *= 2)
-#pragma unroll
-      for (int i = 0; i < kEach; i += 2 * d) v[i] = op.combine(v[i], v[i + d]);
-    return v[0];
+    for (int i = 0; i < kEach; ++i) v[i] = shared[(i * kLanes + lane_id()) * kPitch + slot];
+    const Near each = transposing_tree(v, kLanes, [&](const Near& a, const Near& b) { return op.combine(a, b); });
+    return warp_tree(op, each, kEach);
   }
 };
 
@@ -245,13 +269,12 @@ template <class Op, class Load> struct RunOfPositions {
     for (int i = 0; i < kRun; ++i) x[i] = rows.load(i, E{});
     have = rows.have;
   }
-  __device__ __forceinline__ bool ends(int k) const { return k >= 0 && k % 8 == 7 && k < block.own.count * 8; }
-  __device__ __forceinline__ void take(int window, const typename Stretches::Rows& next) {
+  template <class Rows> __device__ __forceinline__ void take(int window, const Rows& next) {
     const int k = window - before, position = k * kResidues + block.first_row() - within;
     const int split = block.rows_before(within - block.first_row());
     const bool all_before = split >= kRun, some_before = split > 0;      // of the thread's rows those before `within`
     const int last = !some_before || all_before ? kRun - 1 : split - 1;  // of a leaf in the thread's rows
-    const bool ended = ends(some_before ? k - 1 : k);
+    const bool ended = block.own.ends(some_before ? k - 1 : k);
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       uint32_t word = 0;
@@ -317,7 +340,8 @@ __global__ void TR_BLOCKS_BOUND(kThreads, transposed_rows::kBlocks)
     Run run(op, block, shared);
 #pragma unroll 1
     for (int window = 0; window < block.windows; ++window) {
-      run.take(window, block.rows(window + 1));
+      if (block.has_all(window + 1)) run.take(window, block.all_rows(window + 1));
+      else run.take(window, block.rows(window + 1));
       __syncthreads();
       const int ends = of_slots[lane].ends_in(window);
       const uint32_t slots = ballot(ends >= 0);
@@ -341,11 +365,24 @@ __global__ void TR_BLOCKS_BOUND(kThreads, transposed_rows::kBlocks)
   }
 }
 
+// What of the granule at `from` lies within the tensor, where that is not all of it.
+template <class E> __device__ TR_RARELY_CALLED Granule granule_within(const E* in, const E* end, const E* from) {
+  constexpr int kPer = kPerGranule<E>;
+  E some[kPer];
+  for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
+  Granule g;
+  memcpy(&g, some, sizeof g);
+  return g;
+}
+
 // Neighbouring columns of one slice that a block takes.
 template <class E> struct Segment {
   const E* start;  // of the first one
   int columns;
-  int place;  // in shared memory, of its first position
+  int place;    // in shared memory, of its first position
+  int to_last;  // from there to that of the last column
+  int length;   // of a column; read from here it stays in a register (shared_array.cuh)
+  bool inside;  // all granules that have an element of it lie within the tensor
 };
 
 // A block's elements of short stretches, and how they come to shared memory, each row's from a granule on.
@@ -388,73 +425,68 @@ template <class E> struct ShortStretches {
       const int64_t slice = first_slice + k - row * slices, from = slice * columns;
       const int64_t low = from > first_column ? from : first_column;
       const int64_t high = from + columns < end_column ? from + columns : end_column;
-      segments[k] = {in + row_start(layout, first_row + row).in + slice_offset(layout, shape.dim, slice) + (low - from),
-                     int(high - low), int(low * stretch - first) + row * pitch};
+      const E* const start =
+          in + row_start(layout, first_row + row).in + slice_offset(layout, shape.dim, slice) + (low - from);
+      const E* const last = row_of(start, int(stretch) - 1) + (high - low) - 1;
+      const bool inside = start - elements_before(start) >= in && last - elements_before(last) + kPer <= end;
+      segments[k] = {
+          start,        int(high - low), int(low * stretch - first) + row * pitch, int((high - low - 1) * stretch),
+          int(stretch), inside};
     }
+  }
+  // Element j of the column at `start`; kSingle: there is one dim after i.
+  template <bool kSingle = false> __device__ __forceinline__ const E* row_of(const E* start, int j) const {
+    return start + (kSingle ? j * layout.in[shape.dim + 1] : stretch_offset(layout, shape.dim, uint32_t(j)));
   }
 
-  // Loads a granule, of which what lies outside the tensor is anything.
-  __device__ __forceinline__ void load_granule(bool there, const E* from, Granule& g) const {
-    const bool inside = !shape.ragged || (from >= in && from + kPer <= end);
-    load_if(there && inside, reinterpret_cast<const Granule*>(from), g);
-    if (there && !inside) {
-      E some[kPer];
-      for (int e = 0; e < kPer; ++e) some[e] = from + e >= in && from + e < end ? from[e] : E{};
-      memcpy(&g, some, sizeof some);
-    }
+  // Which of a granule's elements, columns c and so on of position j, the block has, as bits: one at least lies in the
+  // segment. Of a row's first and last column the block may have a part; of whole rows it has all, from place 0 on.
+  __device__ __forceinline__ uint32_t has(const Segment<E>& segment, int j, int c) const {
+    const int after = rows == 1 ? count : INT32_MAX, at = segment.place + j;
+    const int low = int(uint32_t(at) >> 31) - c;
+    const int high = segment.columns - (at + segment.to_last >= after ? 1 : 0) - c;
+    return (1u << (high < kPer ? high : kPer)) - (1u << (low > 0 ? low : 0));
   }
-  // Puts a granule's elements, columns c and so on of position j, where they are in the row.
-  __device__ __forceinline__ void put_granule(const Segment<E>& segment, int c, int j, const Granule& g) const {
-    const int length = int(shape.stretch);
-    int at = segment.place + c * length + j;
-    E x[kPer];
-    elements_of(g, x);
-    if (c >= 0 && c + kPer <= segment.columns && (rows > 1 || (at >= 0 && at + (kPer - 1) * length < count))) {
-#pragma unroll
-      for (int e = 0; e < kPer; ++e) elements[at + e * length] = x[e];
-    } else if (c < segment.columns) {
-#pragma unroll
-      for (int e = 0; e < kPer; ++e, at += length)
-        if (c + e >= 0 && c + e < segment.columns && at >= 0 && (rows > 1 || at < count)) elements[at] = x[e];
-    }
-  }
-  // A warp loads four granules of each of 8 rows of memory; kRows times as many rows, and kFours times as many
-  // granules, at once.
-  template <int kRows> __device__ __forceinline__ void load_segments() const {
-    constexpr int kFours = 8 / kRows;
-    const int length = int(shape.stretch), warp = int(threadIdx.x) / kLanes;
-    const bool single = shape.dim + 1 == layout.kept + layout.reduced - 1;  // one dim after i
-    const int64_t memory_pitch = layout.in[shape.dim + 1];
-    const int groups = (shape.fours + kFours - 1) / kFours, chunks = (length + 8 * kRows - 1) / (8 * kRows);
-    const FastDivide by_groups(groups), by_chunks(chunks);
+  // Loads the granules of all rows of memory of all segments, neighbouring lanes neighbouring granules of a row, and
+  // puts their elements where they are in the block's rows.
+  template <bool kSingle> __device__ __forceinline__ void load() const {
+    constexpr int kAtOnce = 4;
+    const int length = segments[0].length, each = shape.granules;
+    const FastDivide by_each(each), by_length(length);
+    const int total = count_of_segments * length * each;
+    Segment<E> segment = segments[0];
+    char* const places = reinterpret_cast<char*>(elements);
 #pragma unroll 1
-    for (int t = warp; t < count_of_segments * chunks * groups; t += kWarps) {
-      const int upper = by_groups.quotient(t), k = by_chunks.quotient(upper);
-      const int first_granule = (t - upper * groups) * kFours * 4 + lane_id() % 4;
-      const int j0 = (upper - k * chunks) * 8 * kRows + lane_id() / 4;
-      const Segment<E> segment = segments[k];
-      Granule g[kRows][kFours];
-      int column[kRows];  // of a row's first granule, of the segment
+    for (int first = int(threadIdx.x); first < total; first += kAtOnce * kThreads) {
+      Granule g[kAtOnce];
+      int to[kAtOnce];  // bytes from the first place to that of the granule's first element
+      uint32_t some[kAtOnce];
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int j = j0 + r * 8 < length ? j0 + r * 8 : length - 1;
-        const E* const x = segment.start + (single ? j * memory_pitch : stretch_offset(layout, shape.dim, uint32_t(j)));
-        column[r] = j0 + r * 8 < length ? first_granule * kPer - elements_before(x) : segment.columns;
-#pragma unroll
-        for (int p = 0; p < kFours; ++p)
-          load_granule(column[r] + p * 4 * kPer < segment.columns, x + column[r] + p * 4 * kPer, g[r][p]);
+      for (int p = 0; p < kAtOnce; ++p) {
+        const int i = first + p * kThreads, row = by_each.quotient(i < total ? i : 0);
+        int j = row;
+        if (count_of_segments > 1) {
+          const int k = by_length.quotient(row);
+          segment = segments[k];
+          j -= k * length;
+        }
+        const E* const x = row_of<kSingle>(segment.start, j);
+        const int c = (i - row * each) * kPer - elements_before(x);
+        const bool wanted = i < total && c < segment.columns;
+        some[p] = wanted ? has(segment, j, c) : 0;
+        to[p] = (segment.place + c * length + j) * int(sizeof(E));
+        load_if(wanted && segment.inside, reinterpret_cast<const Granule*>(x + c), g[p]);
+        if (wanted && !segment.inside) g[p] = granule_within(in, end, x + c);
       }
 #pragma unroll
-      for (int r = 0; r < kRows; ++r)
+      for (int p = 0; p < kAtOnce; ++p) {
+        E x[kPer];
+        elements_of(g[p], x);
 #pragma unroll
-        for (int p = 0; p < kFours; ++p) put_granule(segment, column[r] + p * 4 * kPer, j0 + r * 8, g[r][p]);
+        for (int e = 0; e < kPer; ++e)
+          if (some[p] >> e & 1) *reinterpret_cast<E*>(places + to[p] + e * length * int(sizeof(E))) = x[e];
+      }
     }
-  }
-  __device__ __forceinline__ void load() const {
-    if (shape.stretch > 32) load_segments<8>();
-    else if (shape.stretch > 16) load_segments<4>();
-    else if (shape.stretch > 8) load_segments<2>();
-    else load_segments<1>();
   }
 };
 
@@ -490,11 +522,11 @@ __device__ __forceinline__ typename Op::Acc shared_leaf(const Op& op, const Gran
 }
 
 // Serves short stretches. A block takes shape.run leaves of a row, or some whole rows of fewer. Their elements lie in
-// columns that are neighbours in memory, except for those of different slices: it loads granules of all j and puts the
-// elements where they are in the row. A warp then takes leaf after leaf.
+// columns that are neighbours in memory, except for those of different slices: neighbouring lanes load neighbouring
+// granules of a row of memory and put the elements where they are in the row. A warp then takes leaf after leaf.
 // E.g. float32 x[64, 5000].T, all of it: a row of 5000 columns with stretches of 64. The four leaves of a block are
-// 128 columns, one segment: of each of 64 rows of memory 32 granules, granule g of row j to positions 256 g + j, + 64,
-// + 128 and + 192.
+// 128 columns, one segment: of each of 64 rows of memory 32 granules, a warp's, granule g of row j to positions
+// 256 g + j, + 64, + 128 and + 192.
 // Shared memory: elements, each row's from a granule on; segments; values of leaves, Acc[].
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 4)
@@ -506,10 +538,11 @@ __global__ void TR_BLOCKS_BOUND(kThreads, 4)
   __shared__ Acc value[transposed_rows::kMostTileLeaves];
   TR_DYNAMIC_SHARED(shared, 16);
   const Op op{call.options};
-  ShortStretches<E> block(call, shape, shared, segments);
+  ShortStretches<E> block(call, shape, in_register(shared), in_register(segments));
   block.find_segments();
   __syncthreads();
-  block.load();
+  if (shape.dim + 1 == call.layout.kept + call.layout.reduced - 1) block.template load<true>();
+  else block.template load<false>();
   __syncthreads();
 
   const int leaves = block.leaves;

@@ -13,14 +13,13 @@ struct TransposedRowsShape : ReduceLaunch {
   int parts = 1;        // of a row, or of a column, one for a block
   int64_t rows = 1;     // whole ones that a block takes
   int64_t strips = 1;   // of a slice: columns that a block takes together
-  int fours = 1;        // of granules in a row of memory that a block needs
+  int granules = 1;     // of a row of memory that a block of short ones needs, at most
   int dim = 0;          // of the layout, i's
   int64_t columns = 1;  // its size
   int64_t stretch = 1;  // those of all dims after it
   int64_t slices = 1;   // and of the reduced ones before it
   int64_t leaves = 1;   // of a row
   int64_t extent = 1;   // elements from the tensor's first in memory to its last, that included
-  bool ragged = false;  // the tensor begins or ends within a granule
   bool whole = false;   // slices begin at granules in each row of memory
 
   template <class Visit> void each(Visit visit) const {
@@ -66,8 +65,9 @@ constexpr int kTileBytes = 32 << 10, kSector = 32;
 constexpr int kMostTileLeaves = 32;       // that a tile's rows have
 constexpr int kMostSegments = 128;        // of a tile: slices that it has a part of
 constexpr int kLeastRow = kResidues;      // shorter ones have too few elements for a warp
-constexpr int kDeclaredShared = 4 << 10;  // bytes of a block that are not dynamic, at most
+constexpr int kDeclaredShared = 5 << 10;  // bytes of a block that are not dynamic, at most
 
+inline int64_t blocks_at_once(const DeviceFacts& device) { return kBlocks * int64_t(device.multiprocessors); }
 // Of a block of long stretches: those that it has rows of, and its start.
 inline int64_t windows(const TransposedRowsShape& s) {
   return kGroup * s.run + (s.stretch % kLeaf == 0 ? 1 : kGroup) + kBlockStart;
@@ -82,7 +82,7 @@ inline void take_strips(TransposedRowsShape& s, const ReduceCall& call, const De
              kThreads / 32 * s.runs * kPitch * int(sizeof(int64_t));
   s.strips = ceil_div(s.columns, kColumns);
   const int64_t most = ceil_div(s.stretch, kLeaf);  // leaves that begin in a column
-  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = kBlocks * int64_t(device.multiprocessors);
+  const int64_t columns = call.layout.rows * s.slices * s.strips, at_once = blocks_at_once(device);
   auto cut = [&](int64_t run) {
     s.run = int(run);
     s.parts = int(ceil_div(most, s.run * s.runs));
@@ -122,7 +122,7 @@ inline void take_tiles(TransposedRowsShape& s, const ReduceCall& call, const Dev
     s.shared = s.run * kLeaf * size;
   }
   const int64_t wide = std::min<int64_t>(s.columns, ceil_div(int64_t(s.run) * kLeaf, s.stretch) + 1);
-  s.fours = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 15), 64));
+  s.granules = int(ceil_div(wide * size + (s.whole && wide == s.columns ? 0 : 16 - size), 16));
   s.blocks = ceil_div(l.rows, s.rows) * s.parts;
 }
 
@@ -146,7 +146,6 @@ inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const D
     s.extent += (l.size[d] - 1) * l.in[d];
   }
   s.columns = l.size[s.dim];
-  s.ragged = !aligned(call.in.data) || s.extent % per != 0;
   s.leaves = ceil_div(l.length, kLeaf);
   if (s.columns > INT32_MAX / 2 || s.stretch > INT32_MAX / 2) return {};
   s.tiles = s.stretch <= kMostStretch;
@@ -157,7 +156,7 @@ inline std::optional<TransposedRowsShape> serves(const ReduceCall& call, const D
     if (slices * s.rows > kMostSegments) return {};
   } else {
     take_strips(s, call, device, forced);
-    const int64_t at_once = kBlocks * int64_t(device.multiprocessors);
+    const int64_t at_once = blocks_at_once(device);
     const double loads = double(ceil_div(s.blocks, at_once) * at_once) * double(windows(s)) * kThreads * kRun;
     const double most = s.columns <= kFewColumns ? kMostLoads : kMostLoadsOfMany;
     if (!forced.family && loads > most * double(l.rows) * double(l.length)) return {};

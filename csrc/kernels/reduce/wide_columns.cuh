@@ -60,17 +60,19 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
   const bool whole = kWhole || q.tile == kLanes * V;
   const int own = (at < left ? at : 0) * int(sizeof(E));  // a lane's granule, or the warp's first one where it has none
   const int short_pitch = int(pitch);
+  const bool alike = !kRuns || q.jump % V == 0;  // an accumulator's rows start alike
+  auto offset = [&](int row) { return kRuns ? row_offset(q, row) * int64_t(sizeof(E)) : row * pitch; };
   // Of row number j of a batch: elements of its granule that lie before the tile.
   auto moved = [&](int row, int j) {
-    return int((uint32_t(uintptr_t(top)) + uint32_t(row + down_to(j)) * uint32_t(short_pitch)) & (G::kBytes - 1)) /
-           int(sizeof(E));
+    const uint32_t down =
+        alike ? uint32_t(row + down_to(j)) * uint32_t(short_pitch) : uint32_t(offset(row + down_to(j)));
+    return int((uint32_t(uintptr_t(top)) + down) & (G::kBytes - 1)) / int(sizeof(E));
   };
   auto granule = [&](int row, int j) {  // of the row, where it is not whole
     const int s = moved(row, j);
     return (at - s < left ? at - s : -s) * int(sizeof(E));
   };
 
-  auto offset = [&](int row) { return kRuns ? row_offset(q, row) * int64_t(sizeof(E)) : row * pitch; };
   auto load = [&](int a, G(&x)[kInFlight]) {
     const int row = row_of(q, a), lowest = row + down_to(kInFlight - 1);
     const bool all = lowest < q.n && !q.ragged, simple = all && pitch == short_pitch && !(kRuns && q.jump);
@@ -95,16 +97,16 @@ __device__ __forceinline__ void columns_part(const Op& op, const ColumnCall& q, 
   auto combine = [&](int a, G(&x)[kInFlight], Near(&t)[V]) {
     const int first_row = row_of(q, a);
     auto row = [&](int j) { return first_row + down_to(j) - base_row; };
-    auto all = [&](auto rows) {  // of an accumulator, which start alike, so that it is enough to move their value
+    auto all = [&](auto rows) {  // of an accumulator: where they start alike it is enough to move their value
       constexpr int K = decltype(rows)::value;
-      if (K == 1 && !whole) {
+      if ((K == 1 || !alike) && !whole) {
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) x[j].shift(moved(first_row, j));
       }
       combine_rows<K, 0, kInFlight>(
           op, x, row, [&](int j) { return first_row + down_to(j) < q.n; },
           [&](int j, Near(&u)[V]) {
-            if (K > 1 && !whole) shift_columns(u, moved(first_row, j));
+            if (K > 1 && alike && !whole) shift_columns(u, moved(first_row, j));
           },
           t);
     };
