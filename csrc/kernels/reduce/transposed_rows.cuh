@@ -447,13 +447,16 @@ template <class E> struct ShortStretches {
     const int high = segment.columns - (at + segment.to_last >= after ? 1 : 0) - c;
     return (1u << (high < kPer ? high : kPer)) - (1u << (low > 0 ? low : 0));
   }
-  // Loads the granules of all rows of memory of all segments, neighbouring lanes neighbouring granules of a row, and
-  // puts their elements where they are in the block's rows.
+  // Loads the granules of all rows of memory of all segments, and puts their elements where they are in the block's
+  // rows. Neighbouring lanes take the same granule of eight rows of memory: their elements are neighbours in shared
+  // memory. Granules of a row are a multiple of 128 bytes apart there, if columns are as many bytes: their lanes meet
+  // in the banks.
   template <bool kSingle> __device__ __forceinline__ void load() const {
     constexpr int kAtOnce = 4;
-    const int length = segments[0].length, each = shape.granules;
+    const int length = segments[0].length, each = shape.granules, rows_of_memory = count_of_segments * length;
+    const int log_rows = rows_of_memory < 2 ? 0 : rows_of_memory < 4 ? 1 : rows_of_memory < 8 ? 2 : 3;
     const FastDivide by_each(each), by_length(length);
-    const int total = count_of_segments * length * each;
+    const int total = (((rows_of_memory - 1) >> log_rows) + 1) * each << log_rows;
     Segment<E> segment = segments[0];
     char* const places = reinterpret_cast<char*>(elements);
 #pragma unroll 1
@@ -463,16 +466,18 @@ template <class E> struct ShortStretches {
       uint32_t some[kAtOnce];
 #pragma unroll
       for (int p = 0; p < kAtOnce; ++p) {
-        const int i = first + p * kThreads, row = by_each.quotient(i < total ? i : 0);
-        int j = row;
+        const int i = first + p * kThreads, upper = i >> log_rows, of_rows = by_each.quotient(upper);
+        const int row = (of_rows << log_rows) + (i & ((1 << log_rows) - 1));
+        const bool there = i < total && row < rows_of_memory;
+        int j = there ? row : 0;
         if (count_of_segments > 1) {
-          const int k = by_length.quotient(row);
+          const int k = by_length.quotient(j);
           segment = segments[k];
           j -= k * length;
         }
         const E* const x = row_of<kSingle>(segment.start, j);
-        const int c = (i - row * each) * kPer - elements_before(x);
-        const bool wanted = i < total && c < segment.columns;
+        const int c = (upper - of_rows * each) * kPer - elements_before(x);
+        const bool wanted = there && c < segment.columns;
         some[p] = wanted ? has(segment, j, c) : 0;
         to[p] = (segment.place + c * length + j) * int(sizeof(E));
         load_if(wanted && segment.inside, reinterpret_cast<const Granule*>(x + c), g[p]);
@@ -522,11 +527,11 @@ __device__ __forceinline__ typename Op::Acc shared_leaf(const Op& op, const Gran
 }
 
 // Serves short stretches. A block takes shape.run leaves of a row, or some whole rows of fewer. Their elements lie in
-// columns that are neighbours in memory, except for those of different slices: neighbouring lanes load neighbouring
-// granules of a row of memory and put the elements where they are in the row. A warp then takes leaf after leaf.
+// columns that are neighbours in memory, except for those of different slices: a warp loads four neighbouring granules
+// of eight rows of memory and puts the elements where they are in the row. A warp then takes leaf after leaf.
 // E.g. float32 x[64, 5000].T, all of it: a row of 5000 columns with stretches of 64. The four leaves of a block are
-// 128 columns, one segment: of each of 64 rows of memory 32 granules, a warp's, granule g of row j to positions
-// 256 g + j, + 64, + 128 and + 192.
+// 128 columns, one segment: of each of 64 rows of memory 32 granules, granule g of row j to positions 256 g + j, + 64,
+// + 128 and + 192.
 // Shared memory: elements, each row's from a granule on; segments; values of leaves, Acc[].
 template <class Op, class Load>
 __global__ void TR_BLOCKS_BOUND(kThreads, 4)
