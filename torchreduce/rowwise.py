@@ -542,7 +542,7 @@ def cross_entropy(
     """
     usual = weight is None and reduction == "mean" and dtype is None and not return_logsumexp
     if usual and type(ignore_index) is int and type(label_smoothing) is float and not label_smoothing:
-        plain = _mean_of_labels(input, target, ignore_index)
+        plain = mean_of_labels(input, target, ignore_index)
         if plain is not None:
             return plain
     name = "cross_entropy"
@@ -650,7 +650,7 @@ def _check_probabilities(name: str, target: Tensor, ignored: int | torch.SymInt)
     return target
 
 
-def _mean_of_labels(input: Tensor, target: Tensor, ignored: int) -> Tensor | None:
+def mean_of_labels(input: Tensor, target: Tensor, ignored: int) -> Tensor | None:
     """Return the mean loss; None if only the full checks of cross_entropy can tell."""
     if not is_plain(input) or not is_plain(target) or not has_mean_loss(target, target) or _is_autocast(input):
         return None
