@@ -354,3 +354,76 @@ def test_ops_of_floats_have_no_results_of_integers(name, overload):
     for x, dtype in ((torch.tensor([1, 2, 3]), None), (torch.ones(3), torch.int64), (torch.ones(3), torch.bool)):
         with pytest.raises(RuntimeError, match=f"{name}: needs a floating dtype"):
             op(x, None, False, dtype, 0)
+
+
+# Of a row-wise op: statistics have a dim more than the input. Channel norms look at three dims of it.
+DEEP = {
+    "var": lambda x: tr.var(x, -1),
+    "std_mean": tr.std_mean,
+    "logsumexp": lambda x: tr.logsumexp(x, -1),
+    "entropy": lambda x: tr.entropy(x, -1),
+    "rms_norm": lambda x: tr.rms_norm(x, (3,)),
+    "rms_norm of a sum": lambda x: tr.rms_norm(x, (3,), residual=x),
+    "layer_norm": lambda x: tr.layer_norm(x, (3,)),
+    "layer_norm of a sum": lambda x: tr.layer_norm(x, (3,), residual=x),
+    "cross_entropy": lambda x: tr.cross_entropy(x, deep_labels(x)),
+    "cross_entropy, smoothed": lambda x: tr.cross_entropy(x, deep_labels(x), label_smoothing=0.1),
+    "cross_entropy of probabilities": lambda x: tr.cross_entropy(x, x.softmax(1)),
+    "batch_norm": lambda x: tr.batch_norm(x, None, None, training=True),
+    "group_norm": lambda x: tr.group_norm(x, 1),
+}
+DEEP_OVERRIDDEN = {
+    "var": lambda x: torch.var(x, -1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "rms_norm": lambda x: torch.nn.functional.rms_norm(x, (3,)),
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (3,)),
+    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(x, deep_labels(x)),
+}
+
+
+def deep_labels(x):
+    return torch.zeros(x.shape[:1] + x.shape[2:], dtype=torch.int64, device=x.device)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("name", DEEP)
+def test_row_wise_ops_take_63_dims(name, needs_gradient, device):
+    x = torch.randn(*[1] * 62, 3, device=device, requires_grad=needs_gradient)
+    DEEP[name](x)
+    deeper = x.detach()[None].requires_grad_(needs_gradient)
+    with pytest.raises(RuntimeError, match="63 dims"):
+        DEEP[name](deeper)
+    with FakeTensorMode() as mode, pytest.raises(RuntimeError, match="dims"):
+        DEEP[name](mode.from_tensor(deeper))
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("name", DEEP_OVERRIDDEN)
+def test_row_wise_ops_of_64_dims_stay_torchs(name, needs_gradient):
+    call, x = DEEP_OVERRIDDEN[name], torch.randn(*[1] * 63, 3, requires_grad=needs_gradient)
+    expected = call(x)
+    with tr.enabled(cpu=True, compile=False):
+        got = call(x)
+    torch.testing.assert_close(got, expected)
+    if needs_gradient:
+        g = torch.ones_like(got)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, g)[0] for y in (got, expected)))
+
+
+@pytest.mark.parametrize("labels", [[-100, -100, -100], [0, 0, 0]])
+def test_logits_without_classes_stay_torchs(labels):
+    x, labels = torch.zeros(3, 0), torch.tensor(labels)
+
+    def outcome():
+        try:
+            return str(torch.nn.functional.cross_entropy(x, labels))
+        except IndexError as error:
+            return str(error)
+
+    expected = outcome()
+    with tr.enabled(cpu=True, compile=False):
+        before = tr.coverage("cross_entropy_loss")
+        assert outcome() == expected
+        after = tr.coverage("cross_entropy_loss")
+    assert (after["served"], after["empty"]) == (before["served"], before["empty"] + 1)

@@ -15,6 +15,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 DEVICES = ("cpu", "cuda")
+MOST_DIMS = 64  # of a tensor
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,8 @@ struct Run : ChannelRun {
     const View x(input);
     check_input(op, x);
     if (!is_float(x.dtype)) raise<std::runtime_error>(op, ": needs a floating dtype, got number ", int(x.dtype));
-    if (x.dims < 2 || x.dims >= kMaxDims) raise<std::runtime_error>(op, ": needs at least 2 dims, got ", x.dims);
+    if (x.dims < 2 || x.dims >= kMaxDims)
+      raise<std::runtime_error>(op, ": needs 2 to ", kMaxDims - 1, " dims, got ", x.dims);
     if (groups < 0 || (groups > 0 && x.sizes[1] % groups != 0))
       raise<std::runtime_error>(op, ": ", x.sizes[1], " channels in ", groups, " groups");
     return laid_out(input, is_channels_last(x) && (groups == 0 || x.on_cpu()));

@@ -138,7 +138,10 @@ struct Rows : RowwiseRun {
 
   std::vector<int64_t> row_sizes() const { return reduced_sizes(x, mask, true); }
   // Statistics to be written.
+  // Which have a dim more than x.
   Tensor new_stats() {
+    if (x.dims == kMaxDims)
+      raise<std::runtime_error>(name, ": at most ", kMaxDims - 1, " dims are supported, got ", x.dims);
     std::vector<int64_t> sizes = row_sizes();
     sizes.insert(sizes.begin(), facts(call.op).stats);
     Tensor stats = allocate(sizes, call.accumulator, x);

@@ -92,6 +92,8 @@ inline std::vector<int64_t> broadcast_strides(const char* name, const View& x, c
 
 inline Tensor allocate(const std::vector<int64_t>& sizes, Dtype dtype, const Operand& like,
                        bool channels_last = false) {
+  if (int(sizes.size()) > kMaxDims)
+    raise<std::runtime_error>("torchreduce: at most ", kMaxDims, " dims are supported, a result has ", sizes.size());
   const std::array<int64_t, kMaxDims> strides = new_strides(sizes, channels_last);
   AtenTensorHandle handle;
   check(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), int32_t(dtype), like.device_type,

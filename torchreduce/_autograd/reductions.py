@@ -15,9 +15,9 @@ from torch.autograd import forward_ad
 from .._core.direct import are_plain
 from .._core.dispatch import LIBRARY, Rule, Saved, differentiable, is_unwatched, save
 from .._fake.reductions import decided, dims_of, reduced_shape
+from ..table import MOST_DIMS
 
 _ops = torch.ops.torchreduce
-MOST_DIMS = 64  # of a tensor
 
 
 def accumulator(*dtypes: torch.dtype) -> torch.dtype:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .._core.dispatch import LIBRARY
+from ..table import MOST_DIMS
 from .rowwise import wide
 
 _ops = torch.ops.torchreduce
@@ -20,6 +21,8 @@ def _like(x: Tensor, groups: int) -> Tensor:
 
 
 def _channel_norm(x: Tensor, weight: Any, bias: Any, groups: int, epsilon: float, level: int) -> Any:
+    if not 2 <= x.dim() < MOST_DIMS:
+        raise RuntimeError(f"channel_norm: needs 2 to {MOST_DIMS - 1} dims, got {x.dim()}")
     rows = x.shape[0] * groups if groups else x.shape[1]
     planes = [x.new_empty([count, rows], dtype=wide(x.dtype)) for count in (3, 2)]
     return _like(x, groups), *planes

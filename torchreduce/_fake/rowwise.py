@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from .._core.dispatch import LIBRARY, register_out
-from ..table import KEEPING_SHAPE
+from ..table import KEEPING_SHAPE, MOST_DIMS
 from .reductions import dims_of, reduced_shape, writes_only
 
 _ops = torch.ops.torchreduce
@@ -40,6 +40,8 @@ def _softmax_gradient(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype, level:
 
 
 def _stats(planes: int, x: Tensor, dims: Sequence[int] | None) -> Tensor:
+    if x.dim() == MOST_DIMS:
+        raise RuntimeError(f"at most {MOST_DIMS - 1} dims are supported, got {x.dim()}")
     return x.new_empty([planes, *reduced_shape(x.shape, dims, True)], dtype=wide(x.dtype))
 
 

@@ -84,7 +84,7 @@ def _cross_entropy_loss(
     ignored: int = -100,
     smoothing: float = 0.0,
 ) -> Tensor:
-    if reduction == 1 and weight is None and smoothing == 0.0 and target.dtype is torch.int64:
+    if reduction == 1 and weight is None and smoothing == 0.0 and target.dtype is torch.int64 and x.numel() != 0:
         mean = rowwise.mean_of_labels(x, target, ignored)
         if mean is not None:
             return mean

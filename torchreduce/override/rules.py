@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .. import bags as public_bags
 from .. import scatters
-from ..table import BY_NAME, DTYPES, FLOATS
+from ..table import BY_NAME, DTYPES, FLOATS, MOST_DIMS
 from . import bags
 from .table import LOSSES, ROWS, SCATTERS, Row
 
@@ -233,6 +233,8 @@ def _extreme_scan(name: str) -> Rule:
 
 
 def _check_rows(x: Tensor) -> None:
+    if x.dim() >= MOST_DIMS:  # statistics have one more
+        raise Torchs("kind")
     if x.dtype not in _FLOATS:
         raise Torchs("dtype")
     if _is_empty(x):

@@ -49,11 +49,12 @@ struct Rows : RowwiseRun {
   }
 };
 
+// Statistics have a dim more than x.
 inline Why plan_rows(const Tensor& x) {
-  return is_named(x) || x.dim() > kMaxDims ? Why::Kind
-         : !is_float(x.scalar_type())      ? Why::Dtype
-         : x.numel() == 0                  ? Why::Empty
-                                           : Why::Served;
+  return is_named(x) || x.dim() >= kMaxDims ? Why::Kind
+         : !is_float(x.scalar_type())       ? Why::Dtype
+         : x.numel() == 0                   ? Why::Empty
+                                            : Why::Served;
 }
 
 template <Rowwise op> struct Softmax {
