@@ -84,11 +84,11 @@ def _cross_entropy_loss(
     ignored: int = -100,
     smoothing: float = 0.0,
 ) -> Tensor:
-    if reduction == 1 and weight is None and smoothing == 0.0 and target.dtype is torch.int64 and x.numel() != 0:
+    _check_rows(x)
+    if reduction == 1 and weight is None and smoothing == 0.0 and target.dtype is torch.int64:
         mean = rowwise.mean_of_labels(x, target, ignored)
         if mean is not None:
             return mean
-    _check_rows(x)
     is_probable = target.is_floating_point()
     if _is_traced() and not is_probable and smoothing == 0.0:  # losses.py finds the loss then
         raise Torchs("option")

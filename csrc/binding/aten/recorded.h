@@ -143,18 +143,19 @@ struct DirectCall {
   Tensor& result(int i) const { return *static_cast<Tensor*>(results[i]); }
 };
 
-inline bool is_wide(ScalarType dtype) { return dtype == ScalarType::Double; }
+// x, dims, keepdim, dtype, level: of a sum or a norm.
+using ReductionOp = OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)>;
+
 // What sums of these dtypes are of.
 inline ScalarType accumulator(ScalarType one, ScalarType other) {
-  return is_wide(one) || is_wide(other) ? ScalarType::Double : ScalarType::Float;
+  return one == ScalarType::Double || other == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 inline bool has_room(const Tensor& x) { return x.dim() < kMaxDims; }  // for one more dim
 
 // x in `dtype`, rounded once, a NaN canonical.
 inline Tensor rounded_anew(const Tensor& x, ScalarType dtype) {
   // The sum of each element alone.
-  static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> sum(
-      "sum", "raw");
+  static const ReductionOp sum("sum", "raw");
   static const OpOf<Tensor(const Tensor&, ScalarType)> op("rounded");
   if (!is_plain(x) || !has_room(x)) return op(x, dtype);
   return sum(x.unsqueeze(-1), at::IntArrayRef({-1}), false, dtype, 0);

@@ -42,8 +42,7 @@ template <class Rule, bool kOfAll> struct Shared : Recorded<Rule> {
     return y;
   }
   static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> sum(
-        "sum");
+    static const ReductionOp sum("sum");
     const ReducedDims dims(ctx);
     const ScalarType dtype = saved_dtype(ctx);
     const int64_t level = saved_int(ctx, "level");
@@ -113,8 +112,7 @@ struct norm2 : Recorded<norm2> {
     return y;
   }
   static Tensor gradient(AutogradContext* ctx, const Tensor& g) {
-    static const OpOf<Tensor(const Tensor&, at::OptionalIntArrayRef, bool, std::optional<ScalarType>, int64_t)> op(
-        "norm2");
+    static const ReductionOp op("norm2");
     const ReducedDims dims(ctx);
     const ScalarType dtype = saved_dtype(ctx);
     const int64_t level = saved_int(ctx, "level");

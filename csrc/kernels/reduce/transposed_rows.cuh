@@ -75,7 +75,7 @@ template <class Op, class Load> struct LongStretches {
   ColumnLeaves own;  // the slot's
   int windows;       // that the block's leaves lie in
   bool single;       // one dim after i
-  int near_pitch;    // bytes from a row of memory to the next, if so and they are few; else 0
+  int near_pitch;    // if so, bytes from a row of memory to the next, of which 32 bits hold kMostRuns times; else 0
   int64_t* offsets;  // of the warp's rows, in shared memory
 
   // Writes the leaves of each slot to `of_slots`.

@@ -23,8 +23,9 @@ using namespace columns_of;
 constexpr int kBlocksWanted = 12, kLeastRows = 1024;
 // The same where there would not be enough blocks for all multiprocessors to be busy.
 constexpr int kBlocksNeeded = 2, kFewestRows = 128;
-// Of fewer of its lanes strided takes less time (H200, 1,580 random reductions of 2^22 elements that this and the bound
-// of narrow columns decide, most of windows or of several runs: a third of it, the geometric mean; 47 take more).
+// Of fewer of its lanes strided takes less time (H200, 1,580 random reductions of 2^22 elements that this, the bound of
+// narrow columns and the end of columns decide, most of windows or of several runs: a third of it, the geometric mean;
+// 47 take more).
 constexpr double kLeastUse = 0.2;
 
 inline std::optional<WideColumnsShape> serves(const ReduceCall& call, const DeviceFacts& device,
