@@ -41,7 +41,7 @@ def _softmax_gradient(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype, level:
 
 def _stats(planes: int, x: Tensor, dims: Sequence[int] | None) -> Tensor:
     if x.dim() == MOST_DIMS:
-        raise RuntimeError(f"at most {MOST_DIMS - 1} dims are supported, got {x.dim()}")
+        raise RuntimeError(f"a row-wise op with statistics: at most {MOST_DIMS - 1} dims are supported, got {x.dim()}")
     return x.new_empty([planes, *reduced_shape(x.shape, dims, True)], dtype=wide(x.dtype))
 
 
