@@ -69,10 +69,12 @@ class ReductionPlan(Plan):
 
     splits: int  # parts that a row is split into
     tickets: int  # counters that tell a block whether it is the last one of its row
+    copied: int  # bytes of a contiguous copy that is made first, and reduced instead of the input; 0: none is made
 
     def _splits(self) -> list[str]:
         split = f"{self.splits} parts per row, joined by the last block" if self.splits > 1 else "none"
-        return [f"  split      {split}"]
+        copy = [f"  copy       {self.copied} bytes, contiguous, made first"] if self.copied else []
+        return [*copy, f"  split      {split}"]
 
     def _tickets(self) -> str:
         return f", {self.tickets} tickets"

@@ -10,6 +10,7 @@
 
 #include "direct_ops.h"
 #include "kernels/reduce/listed_rows.h"
+#include "plan/reduce_copy.h"
 #include "plan/segment_offsets.h"
 #include "run.h"
 
@@ -73,6 +74,14 @@ static PlannedReduction reduction(const Op& op, const Operand& x, uint64_t mask,
 static void run(const Op& op, PlannedReduction& call, const Operand& x) {
   if (call.layout.rows == 0) return;
 #ifdef TORCHREDUCE_GPU
+  std::optional<Tensor> copied;
+  if (!x.on_cpu())
+    if (std::optional<PlannedCopy> copy = copy_first(call, gpu::facts(x.device_index))) {
+      copied = allocate({copy->elements()}, x.dtype, x);
+      copy->to = copied->data_ptr();
+      run_on_gpu(op.name, *copy, x, gpu::copy_rows);
+      static_cast<ReduceCall&>(call) = of_copy(call, copy->to);
+    }
   if (!x.on_cpu() && facts(op.reduction, x.dtype).two && !looks_once(call, gpu::facts(x.device_index))) {
     for (const ReduceCall& half : halves(call)) {
       PlannedReduction alone{half, {}};

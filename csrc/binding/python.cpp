@@ -13,6 +13,7 @@
 #include "kernels/common/refusal.h"
 #include "numerics/intrinsics.h"
 #include "operand.h"
+#include "plan/reduce_copy.h"
 #include "plan/reduce_plan.h"
 #include "plan/scan_plan.h"
 #include "products.h"
@@ -75,6 +76,7 @@ const char* family_named(const std::string& name) {
       all += (all.empty() ? "'" : ", '") + std::string(family.name) + "'";
     }
   };
+  if (name == kContiguous) return kContiguous;
   look(kReduceFamilies);
   look(kScanFamilies);
   look(kRowwiseFamilies);
@@ -261,9 +263,13 @@ py::dict plan_of(const std::string& op, const std::vector<int64_t>& sizes, const
   call.layout = layout;
   if (call.op == Reduction::Count) count_bits(call);
   order_by_memory(call, fast);
+  const std::optional<PlannedCopy> copy = copy_first(call, device);
+  if (copy) call = of_copy(call, data);
   if (known.two && device.gpu && !looks_once(call, device)) call = halves(call)[0];
   if (device.gpu) by_width(call);
-  return as_dict(plan(call, device));
+  py::dict fields = as_dict(plan(call, device));
+  fields["copied"] = copy ? copy->elements() * copy->size : 0;
+  return fields;
 }
 
 }  // namespace

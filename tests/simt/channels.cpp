@@ -3,10 +3,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
 #include "emulator.h"
+#include "kernels/channels/contiguous.h"
 #include "kernels/common/gpu.h"
 #include "plan/channel_plan.h"
 
@@ -172,6 +174,54 @@ void check(const Case& c, uint64_t seed) {
 
 }  // namespace
 
+// A copy of the rows of a tensor of such sizes, whose dims lie in memory as `order` says, the last one fastest, of which
+// those from `kept` on are reduced.
+void check_copy(const std::vector<int64_t>& sizes, const std::vector<int>& order, int kept, Dtype dtype, int skipped,
+                int64_t gap, uint64_t seed) {
+  const int dims = int(sizes.size()), size = size_of(dtype);
+  std::vector<Dim> dim(sizes.size());
+  int64_t stride = 1, extent = 1, row = 1;
+  for (int k = dims - 1; k >= 0; --k) {
+    const size_t d = size_t(order[size_t(k)]);
+    dim[d] = {sizes[d], stride, 0};
+    extent += (sizes[d] - 1) * stride;
+    stride = stride * sizes[d] + gap;
+  }
+  for (int d = kept - 1; d >= 0; --d) {
+    dim[size_t(d)].out = row;
+    row *= sizes[size_t(d)];
+  }
+  Memory from, to;
+  from.make(extent, size, skipped);
+  for (int64_t i = 0; i < extent * size; ++i) static_cast<char*>(from.data())[i] = char((uint64_t(i) * 2654435761u + seed) >> 8);
+  ReduceCall call{};
+  call.op = Reduction::Sum;
+  call.in = {from.data(), dtype, natural_accumulator(dtype)};
+  call.layout = fold({dim.begin(), dim.begin() + kept}, {dim.begin() + kept, dim.end()});
+  std::optional<PlannedCopy> copy = contiguous::copy_of(call, seed % 2 ? 132 : 1);
+  if (!copy) return;
+  const Layout laid = contiguous::layout_of_copy(call.layout);
+  to.make(copy->elements(), size);
+  copy->to = to.data();
+  simt::options.title = "copy of dtype " + std::to_string(int(dtype));
+  for (int d = 0; d < dims; ++d)
+    simt::options.title += (d ? " x " : ", ") + std::to_string(sizes[size_t(d)]) + "@" + std::to_string(dim[size_t(d)].in);
+  if (const char* error = gpu::copy_rows(*copy, nullptr, nullptr)) {
+    printf("FAILED: %s: %s\n", simt::options.title.c_str(), error);
+    exit(1);
+  }
+  for (int64_t r = 0; r < call.layout.rows; ++r)
+    for (int64_t i = 0; i < call.layout.length; ++i) {
+      const int64_t in = row_start(call.layout, r).in + position_offset(call.layout, i);
+      const int64_t at = row_start(laid, r).in + position_offset(laid, i);
+      if (memcmp(static_cast<char*>(from.data()) + in * size, static_cast<char*>(to.data()) + at * size, size_t(size)) == 0 &&
+          row_start(call.layout, r).out == row_start(laid, r).out && at < copy->elements())
+        continue;
+      printf("FAILED: %s: position %ld of row %ld\n", simt::options.title.c_str(), long(i), long(r));
+      exit(1);
+    }
+}
+
 long check_channels(uint32_t seed, long every, bool few) {
   uint64_t turn = 0;
   long done = 0;
@@ -210,6 +260,31 @@ long check_channels(uint32_t seed, long every, bool few) {
             run({op, d, samples, channels, length, groups, last, 0, 0, nullptr, true});
             run({op, d, samples, channels, length, 0, last, 0, 0, "lines"});
           }
+        }
+  struct Permuted { std::vector<int64_t> sizes; std::vector<int> order; int kept; };
+  for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
+    for (const auto& [sizes, order, kept] : {Permuted{{5, 700}, {1, 0}, 0},
+                                             {{700, 5}, {1, 0}, 0},
+                                             {{131, 67}, {1, 0}, 0},
+                                             {{290, 411}, {1, 0}, 0},
+                                             {{2, 300}, {1, 0}, 0},
+                                             {{300, 2}, {1, 0}, 0},
+                                             {{2, 3, 1500}, {0, 2, 1}, 0},
+                                             {{3, 7, 5, 16}, {0, 2, 1, 3}, 0},
+                                             {{3, 7, 5, 17}, {0, 2, 1, 3}, 1},
+                                             {{6, 9, 4, 5}, {1, 3, 2, 0}, 0},
+                                             {{6, 9, 40, 5}, {1, 3, 2, 0}, 1},
+                                             {{4, 3, 70, 21}, {3, 0, 2, 1}, 2},
+                                             {{3, 2, 4, 3, 5, 9}, {5, 1, 3, 0, 2, 4}, 2},
+                                             {{184, 40, 2, 8}, {1, 2, 3, 0}, 0},
+                                             {{9, 1100, 8}, {1, 0, 2}, 1}})
+      for (int skipped : {0, 1})
+        for (int64_t gap : {0, 3}) {
+          const uint64_t number = seed + turn++, drawn = number * 0x9E3779B97F4A7C15u >> 20;
+          if (drawn % uint64_t(every)) continue;
+          simt::options.seed = uint32_t(number);
+          check_copy(sizes, order, kept, d, skipped, gap, number);
+          ++done;
         }
   return done;
 }

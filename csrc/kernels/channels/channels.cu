@@ -1,4 +1,5 @@
-// Launches of norms over channels.
+// Launches of norms over channels, and of copies.
+#include "contiguous.cuh"
 #include "kernels/common/gpu.h"
 #include "kernels/rowwise/states.cuh"
 #include "map.cuh"
@@ -66,6 +67,27 @@ void launch_lay(const ChannelCall& call, const ChannelShape& shape, Queue queue)
     with_element(call.dtype, [&](auto element) {
       enqueue(transposing_map_lines<decltype(element)>, shape.blocks, shape.threads, 0, queue, call);
     });
+}
+
+const char* copy_rows(const PlannedCopy& copy, void*, void* stream) {
+  if constexpr (kWideReductions) {
+    const auto enqueue_of = [&](auto element) {
+      using E = decltype(element);
+      const CopyWay way = copy.plan.way;
+      enqueue(way == CopyWay::Runs    ? copying_map_lines<E>
+              : way == CopyWay::Tiles ? copying_map_columns<E>
+                                      : copying_map_elements<E>,
+              copy.plan.blocks, contiguous::kThreads, 0, Queue{static_cast<gpuStream_t>(stream)}, copy);
+    };
+    switch (copy.size) {
+      case 2: enqueue_of(int16_t{}); break;
+      case 4: enqueue_of(int32_t{}); break;
+      default: enqueue_of(int64_t{});
+    }
+    const gpuError_t error = gpuGetLastError();
+    return error == gpuSuccess ? nullptr : gpuGetErrorString(error);
+  }
+  return "no kernel copies rows";
 }
 
 const char* channels(const PlannedChannels& call, void* workspace, void* stream) {

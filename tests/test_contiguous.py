@@ -1,0 +1,140 @@
+"""Reductions of contiguous copies: when a GPU makes one, its memory, and that no bit shows it."""
+
+import math
+
+import pytest
+import torch
+from cases import hostile
+
+import torchreduce as tr
+from torchreduce import _C
+from torchreduce.testing import assert_bitwise_equal, force_plan
+
+NUMBERS = {torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32)
+MOST = 128 << 20  # bytes of a copy
+IMAGES = (0, 3, 1, 2)
+# The shape in memory, the order of its dims, and the reduced ones, None for all: runs, tiles, few columns.
+CASES = [
+    ((5, 70, 31, 16), (0, 2, 1, 3), None),
+    ((5, 70, 31, 17), (0, 2, 1, 3), (1, 2, 3)),
+    ((3, 70, 31, 9), (2, 1, 0, 3), (2, 3)),
+    ((131, 670), (1, 0), None),
+    ((2900, 411), (1, 0), None),
+    ((69, 32, 8, 32), (3, 0, 1, 2), (0, 3)),
+    ((6, 9, 400, 5), (1, 3, 2, 0), None),
+    ((6, 9, 400, 5), (1, 3, 2, 0), (1, 2)),
+    ((7, 50, 60, 3), IMAGES, None),
+    ((7, 50, 60, 3), IMAGES, (0, 2)),
+    ((3, 2, 4, 3, 50, 90), (5, 1, 3, 0, 2, 4), (0, 3, 4)),
+    ((90_001, 2), (1, 0), None),
+    ((16, 9000), (1, 0), None),
+]
+
+
+def plan(op, shape, order, dims, dtype, **facts):
+    x = torch.empty(shape, device="meta").permute(order)
+    out = torch.int64 if op == "argmax" else dtype
+    dims = list(range(x.dim()) if dims is None else dims)
+    return _C.plan(op, list(x.shape), list(x.stride()), dims, NUMBERS[dtype], NUMBERS[out], True, True, 132, True,
+                   227 << 10, **facts)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ("sum", "prod", "norm2", "argmax"))
+def test_elements_that_would_be_read_one_by_one_are_copied(op):
+    for dtype in (torch.float32, torch.bfloat16, *((torch.float64,) if op in ("sum", "argmax") else ())):
+        for shape, order in (((32, 128, 128, 3), IMAGES), ((40, 17, 17, 17), (0, 2, 1, 3)), ((64, 5000, 2), (0, 2, 1))):
+            p = plan(op, shape, order, None, dtype)
+            assert p["copied"] == math.prod(shape) * dtype.itemsize, (shape, dtype)
+            assert p["family"] in ("rows", "few_rows"), (shape, dtype)
+
+
+def test_what_is_not_copied():
+    def copied(op, shape, order, dims=None, dtype=torch.float32, **facts):
+        return plan(op, shape, order, dims, dtype, **facts)["copied"]
+
+    assert not copied("sum", (64, 5000), (0, 1))
+    assert not copied("sum", (64, 5000), (1, 0), (1,))  # columns
+    assert not copied("amax", (32, 128, 128, 3), IMAGES)  # of any order
+    assert not copied("sum", (32, 128, 128, 3), IMAGES, wide_reductions=False)
+    assert not copied("sum", (4, 20, 20, 3), IMAGES)  # small
+    assert copied("prod", (MOST // 12, 3), (1, 0)) and not copied("prod", (MOST // 12 + 1, 3), (1, 0))  # large
+    assert not copied("sum", (64, 100_000), (1, 0)) and copied("argmax", (64, 100_000), (1, 0))
+    with force_plan(family="strided"):
+        assert not copied("prod", (32, 128, 128, 3), IMAGES)
+    with force_plan(family="contiguous"):
+        assert copied("sum", (4, 20, 20, 3), IMAGES) == 4 * 20 * 20 * 3 * 4
+
+
+def test_every_second_element_is_not_copied():
+    x = torch.empty(2**20, 8, device="meta")[:, ::2]
+    p = _C.plan("sum", list(x.shape), list(x.stride()), [0, 1], 6, 6, True, True, 132, True, 227 << 10)
+    assert p["copied"] == 0
+
+
+def test_explain_says_that_there_is_no_copy_on_a_cpu():
+    assert tr.explain("sum", torch.ones(32, 50, 3).permute(0, 2, 1)).copied == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_are_the_cpus(dtype, case):
+    """By each reduction, as planned and by a copy; of tensors that start anywhere, and with gaps in memory."""
+    shape, order, dims = case
+    names = ["sum", "mean", "nansum", "prod", "vector_norm", "amax", "argmax", "count_nonzero", "aminmax", "nanmean"]
+    for offset, gap in ((0, 0), (1, 0), (3, 5)):
+        wide = (*shape[:-1], shape[-1] + gap)
+        values = hostile((math.prod(wide) + offset,), torch.float32, seed=offset).nan_to_num(3, 7, -7).to(dtype)
+        x, y = (t[offset:].view(wide)[..., : shape[-1]].permute(order) for t in (values, values.cuda()))
+        for name in names:
+            floats = name in ("mean", "vector_norm", "nanmean")
+            if (floats and not dtype.is_floating_point) or (name in ("argmax", "prod", "aminmax") and dims):
+                continue
+            options = {"dim": dims} if dims else {}
+            expected = getattr(tr, name)(x, **options)
+            for forced in ({}, {"family": "contiguous"}):
+                with force_plan(**forced):
+                    results = getattr(tr, name)(y, **options)
+                for result, wanted in zip(*(r if isinstance(r, tuple) else (r,) for r in (results, expected))):
+                    assert_bitwise_equal(result.cpu(), wanted)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_copy_is_given_back():
+    x = torch.randn(64, 128, 128, 3, device="cuda").permute(IMAGES)
+    size = tr.explain("prod", x).copied
+    assert size == x.numel() * 4 and f"copy       {size} bytes" in str(tr.explain("prod", x))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    tr.prod(x)
+    assert size <= torch.cuda.max_memory_allocated() - before < size + (1 << 20)
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.gpu
+def test_a_graph_copies_what_is_there_at_its_replay():
+    x = torch.randn(64, 128, 128, 3, device="cuda")
+    y = x.permute(IMAGES)
+    tr.sum(y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = tr.sum(y)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x.normal_()
+        graph.replay()
+        assert_bitwise_equal(result, tr.sum(y.cpu()).cuda())
+
+
+@pytest.mark.gpu
+@pytest.mark.sanitize
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64), ids=str)
+def test_copies_stay_within_the_tensor_on_cuda(dtype):
+    for shape, order, dims in CASES:
+        for offset in (0, 1):
+            values = torch.ones(math.prod(shape) + offset, dtype=dtype, device="cuda")
+            with force_plan(family="contiguous"):
+                result = tr.sum(values[offset:].view(shape).permute(order), dim=dims)
+            assert (result * result.numel() == math.prod(shape)).all() or dtype is torch.bfloat16
