@@ -60,6 +60,11 @@ def test_what_is_not_copied():
     assert not copied("sum", (4, 20, 20, 3), IMAGES)  # small
     assert copied("prod", (MOST // 12, 3), (1, 0)) and not copied("prod", (MOST // 12 + 1, 3), (1, 0))  # large
     assert not copied("sum", (64, 100_000), (1, 0)) and copied("argmax", (64, 100_000), (1, 0))
+    # Neighbours in memory that are far along the row.
+    assert copied("sum", (1000, 4000), (1, 0)) and not copied("sum", (1000, 5000), (1, 0))  # 16 MiB
+    assert not copied("sum", (100, 4000), (1, 0))  # columns of 100
+    assert copied("sum", (8000, 2000), (1, 0), dtype=torch.bfloat16) and not copied("sum", (8000, 2000), (1, 0))
+    assert copied("argmax", (8000, 1000), (1, 0)) and not copied("argmax", (8000, 2000), (1, 0))  # 32 MiB
     with force_plan(family="strided"):
         assert not copied("prod", (32, 128, 128, 3), IMAGES)
     with force_plan(family="contiguous"):

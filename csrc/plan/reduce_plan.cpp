@@ -172,24 +172,27 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   return plan;
 }
 
-// A copy costs a write and a read of it, and a kernel reads neighbours or writes them one by one: what reads 16 bytes a
-// lane of the input itself is faster, where enough blocks do. H200, 7,308 reductions of permuted tensors of 2^16 to 2^27
-// bytes, the copy's time in that of the elements as they lie, geometric mean:
-//   strided, element by element      sums 0.59, products 0.66, argmax 0.39
-//   strided, in runs of 16 bytes     argmax 0.66; others of up to 2^23 bytes 0.74, above 1.04
-//   transposed_rows, argmax          0.87
-//   transposed_rows, long stretches  of 16 bits 0.94; of 32 bits 1.34
-//   transposed_rows, other sums      1.06
-constexpr int64_t kLeastCopied = 1 << 16, kMostOfGranules = 1 << 23;  // bytes
+// A copy costs a write and a read of it, where other kernels read the input alone: it is faster where they would do so
+// element by element, or by few blocks. H200, 14,532 random reductions of permuted tensors of 2^16 to 2^27 bytes, time
+// by a copy in that without one, geometric mean:
+//   strided, an element a lane             sums 0.60, products 0.66, argmax 0.40
+//   strided, 16 bytes a lane               argmax 0.74; others 0.72 up to kMostOfGranules, 1.03 above
+//   transposed_rows, argmax                0.83 up to kMostOfStretches, 1.05 above
+//   transposed_rows, tiles                 0.77 from kLeastStretch on up to kMostOfTiles, 1.09 above; 1.05 of shorter ones
+//   transposed_rows, long, 16 bits         0.78 up to kMostOfStretches, 1.12 above; of 32 bits 1.35
+constexpr int64_t kLeastCopied = 1 << 16;  // bytes
+constexpr int64_t kMostOfGranules = 1 << 23, kMostOfTiles = 1 << 24, kMostOfStretches = 1 << 25;
+constexpr int64_t kLeastStretch = 128;
 static bool copies(const ReduceCall& call, const DeviceFacts& device, int64_t bytes) {
   const ReduceCall looking = facts(call.op, call.in.dtype).two && !looks_once(call, device) ? halves(call)[0] : call;
   const bool indexed = facts(call.op, call.in.dtype).indexed;
   const ReducePlan there = plan(looking, device);
   if (const auto* s = std::get_if<StridedShape>(&there.shape))
     return s->granules ? indexed || bytes <= kMostOfGranules : !s->window;
-  if (const auto* s = std::get_if<TransposedRowsShape>(&there.shape))
-    return indexed || (!s->tiles && size_of(call.in.dtype) == 2);
-  return false;
+  const auto* s = std::get_if<TransposedRowsShape>(&there.shape);
+  if (!s) return false;
+  if (indexed || (!s->tiles && size_of(call.in.dtype) == 2)) return bytes <= kMostOfStretches;
+  return s->tiles && s->stretch >= kLeastStretch && bytes <= kMostOfTiles;
 }
 
 std::optional<PlannedCopy> copy_first(const ReduceCall& call, const DeviceFacts& device) {

@@ -126,18 +126,24 @@ __global__ void __launch_bounds__(contiguous::kThreads, 4) copying_map_columns(T
   E* to = global(static_cast<E*>(copy.to)) + positions[row].to + (next + left_column) * s.stretch;
   const int step = kColumnStep * s.stretch;
   const bool stores = row < count;
-#pragma unroll 1
-  for (int turn = 0; turn < s.turns && next < s.columns; ++turn) {
-    const int left = s.columns - next;
-    E x[kEach];
-    if (column < left) {
+  E x[kEach];
+  auto load = [&] {
+    if (next + column < s.columns) {
 #pragma unroll
       for (int k = 0; k < kEach; ++k) x[k] = from[positions[upper_row + k * kRowStep].from];
     }
-    if (turn > 0) __syncthreads();  // the last tile has been read
+  };
+  load();
+#pragma unroll 1
+  for (int turn = 1;; ++turn) {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) tile[column * kPitch + upper_row + k * kRowStep] = x[k];
     __syncthreads();
+    const int left = s.columns - next;
+    next += kColumns;
+    from += kColumns;
+    const bool more = turn < s.turns && next < s.columns;
+    if (more) load();  // on their way while these are stored
     if (stores && left >= kColumns) {
 #pragma unroll
       for (int k = 0; k < kEach; ++k) to[k * step] = tile[(left_column + k * kColumnStep) * kPitch + row];
@@ -147,9 +153,9 @@ __global__ void __launch_bounds__(contiguous::kThreads, 4) copying_map_columns(T
         if (left_column + k * kColumnStep < left)
           to[k * step] = tile[(left_column + k * kColumnStep) * kPitch + row];
     }
-    next += kColumns;
-    from += kColumns;
+    if (!more) return;
     to += kColumns * s.stretch;
+    __syncthreads();  // the tile has been read
   }
 }
 
