@@ -176,10 +176,11 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
 // element by element, or by few blocks. H200, 14,532 random reductions of permuted tensors of 2^16 to 2^27 bytes, time
 // by a copy in that without one, geometric mean:
 //   strided, an element a lane             sums 0.60, products 0.66, argmax 0.40
-//   strided, 16 bytes a lane               argmax 0.74; others 0.72 up to kMostOfGranules, 1.03 above
+//   strided, 16 bytes a lane               argmax 0.74; others 0.72 up to kMostOfGranules; above, 0.69 where the last
+//                                          two dims have fewer positions than a leaf, 1.26 elsewhere
 //   transposed_rows, argmax                0.83 up to kMostOfStretches, 1.05 above
-//   transposed_rows, tiles                 0.77 from kLeastStretch on up to kMostOfTiles, 1.09 above; 1.05 of shorter ones
-//   transposed_rows, long, 16 bits         0.78 up to kMostOfStretches, 1.12 above; of 32 bits 1.35
+//   transposed_rows, tiles                 0.77 from kLeastStretch on up to kMostOfTiles, 1.09 above; 1.05 of shorter
+//   ones transposed_rows, long, 16 bits         0.78 up to kMostOfStretches, 1.12 above; of 32 bits 1.35
 constexpr int64_t kLeastCopied = 1 << 16;  // bytes
 constexpr int64_t kMostOfGranules = 1 << 23, kMostOfTiles = 1 << 24, kMostOfStretches = 1 << 25;
 constexpr int64_t kLeastStretch = 128;
@@ -187,8 +188,11 @@ static bool copies(const ReduceCall& call, const DeviceFacts& device, int64_t by
   const ReduceCall looking = facts(call.op, call.in.dtype).two && !looks_once(call, device) ? halves(call)[0] : call;
   const bool indexed = facts(call.op, call.in.dtype).indexed;
   const ReducePlan there = plan(looking, device);
-  if (const auto* s = std::get_if<StridedShape>(&there.shape))
-    return s->granules ? indexed || bytes <= kMostOfGranules : !s->window;
+  if (const auto* s = std::get_if<StridedShape>(&there.shape)) {
+    const int last = call.layout.kept + call.layout.reduced - 1;
+    const bool wraps = call.layout.size[last] * call.layout.size[last - 1] < kLeaf;
+    return s->granules ? indexed || wraps || bytes <= kMostOfGranules : !s->window;
+  }
   const auto* s = std::get_if<TransposedRowsShape>(&there.shape);
   if (!s) return false;
   if (indexed || (!s->tiles && size_of(call.in.dtype) == 2)) return bytes <= kMostOfStretches;

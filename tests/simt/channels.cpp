@@ -174,8 +174,8 @@ void check(const Case& c, uint64_t seed) {
 
 }  // namespace
 
-// A copy of the rows of a tensor of such sizes, whose dims lie in memory as `order` says, the last one fastest, of which
-// those from `kept` on are reduced.
+// A copy of the rows of a tensor of such sizes, whose dims lie in memory as `order` says, the last one fastest, of
+// which those from `kept` on are reduced.
 void check_copy(const std::vector<int64_t>& sizes, const std::vector<int>& order, int kept, Dtype dtype, int skipped,
                 int64_t gap, uint64_t seed) {
   const int dims = int(sizes.size()), size = size_of(dtype);
@@ -193,7 +193,8 @@ void check_copy(const std::vector<int64_t>& sizes, const std::vector<int>& order
   }
   Memory from, to;
   from.make(extent, size, skipped);
-  for (int64_t i = 0; i < extent * size; ++i) static_cast<char*>(from.data())[i] = char((uint64_t(i) * 2654435761u + seed) >> 8);
+  for (int64_t i = 0; i < extent * size; ++i)
+    static_cast<char*>(from.data())[i] = char((uint64_t(i) * 2654435761u + seed) >> 8);
   ReduceCall call{};
   call.op = Reduction::Sum;
   call.in = {from.data(), dtype, natural_accumulator(dtype)};
@@ -205,7 +206,8 @@ void check_copy(const std::vector<int64_t>& sizes, const std::vector<int>& order
   copy->to = to.data();
   simt::options.title = "copy of dtype " + std::to_string(int(dtype));
   for (int d = 0; d < dims; ++d)
-    simt::options.title += (d ? " x " : ", ") + std::to_string(sizes[size_t(d)]) + "@" + std::to_string(dim[size_t(d)].in);
+    simt::options.title +=
+        (d ? " x " : ", ") + std::to_string(sizes[size_t(d)]) + "@" + std::to_string(dim[size_t(d)].in);
   if (const char* error = gpu::copy_rows(*copy, nullptr, nullptr)) {
     printf("FAILED: %s: %s\n", simt::options.title.c_str(), error);
     exit(1);
@@ -214,7 +216,8 @@ void check_copy(const std::vector<int64_t>& sizes, const std::vector<int>& order
     for (int64_t i = 0; i < call.layout.length; ++i) {
       const int64_t in = row_start(call.layout, r).in + position_offset(call.layout, i);
       const int64_t at = row_start(laid, r).in + position_offset(laid, i);
-      if (memcmp(static_cast<char*>(from.data()) + in * size, static_cast<char*>(to.data()) + at * size, size_t(size)) == 0 &&
+      if (memcmp(static_cast<char*>(from.data()) + in * size, static_cast<char*>(to.data()) + at * size,
+                 size_t(size)) == 0 &&
           row_start(call.layout, r).out == row_start(laid, r).out && at < copy->elements())
         continue;
       printf("FAILED: %s: position %ld of row %ld\n", simt::options.title.c_str(), long(i), long(r));
@@ -261,7 +264,11 @@ long check_channels(uint32_t seed, long every, bool few) {
             run({op, d, samples, channels, length, 0, last, 0, 0, "lines"});
           }
         }
-  struct Permuted { std::vector<int64_t> sizes; std::vector<int> order; int kept; };
+  struct Permuted {
+    std::vector<int64_t> sizes;
+    std::vector<int> order;
+    int kept;
+  };
   for (Dtype d : {Dtype::F32, Dtype::BF16, Dtype::F64})
     for (const auto& [sizes, order, kept] : {Permuted{{5, 700}, {1, 0}, 0},
                                              {{700, 5}, {1, 0}, 0},

@@ -150,8 +150,7 @@ __global__ void __launch_bounds__(contiguous::kThreads, 4) copying_map_columns(T
     } else if (stores) {
 #pragma unroll
       for (int k = 0; k < kEach; ++k)
-        if (left_column + k * kColumnStep < left)
-          to[k * step] = tile[(left_column + k * kColumnStep) * kPitch + row];
+        if (left_column + k * kColumnStep < left) to[k * step] = tile[(left_column + k * kColumnStep) * kPitch + row];
     }
     if (!more) return;
     to += kColumns * s.stretch;

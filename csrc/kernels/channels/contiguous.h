@@ -5,17 +5,17 @@
 
 namespace torchreduce {
 
-// Neighbours in memory are neighbours along the row: Runs of the last dim. Or they are `columns`, a dim that others come
-// after: Tiles of columns and of positions, which number all other dims, row-major; Few, if columns are.
+// Neighbours in memory are neighbours along the row: Runs of the last dim. Or they are `columns`, a dim that others
+// come after: Tiles of columns and of positions, which number all other dims, row-major; Few, if columns are.
 enum class CopyWay : int8_t { Runs, Tiles, Few };
 
 struct CopyShape {
   int64_t blocks = 1;
   CopyWay way = CopyWay::Runs;
-  int dim = 0;           // of the layout, whose elements are neighbours
-  int columns = 1;       // its size
+  int dim = 0;      // of the layout, whose elements are neighbours
+  int columns = 1;  // its size
   int positions = 1;
-  int stretch = 1;       // of the copy, from one column to the next: all dims after it
+  int stretch = 1;            // of the copy, from one column to the next: all dims after it
   int turns = 1, groups = 1;  // Tiles: of a block, of the same positions; blocks of these
   Divider by_stretch, by_groups;
   Divider by[kMaxDims];  // by the sizes of the layout's dims
@@ -37,10 +37,10 @@ namespace contiguous {
 using namespace plans;
 
 constexpr int kThreads = 256;
-constexpr int kColumns = 32, kRows = 128;            // of a tile: columns, positions
-constexpr int kFewColumns = 16, kPositions = 4;      // Few: at most; of a thread
-constexpr int kMostTurns = 8, kBlocksWanted = 8;     // for each multiprocessor, before a block takes more than a tile
-constexpr int64_t kMostBytes = 128 << 20;            // of a copy
+constexpr int kColumns = 32, kRows = 128;         // of a tile: columns, positions
+constexpr int kFewColumns = 16, kPositions = 4;   // Few: at most; of a thread
+constexpr int kMostTurns = 8, kBlocksWanted = 8;  // for each multiprocessor, before a block takes more than a tile
+constexpr int64_t kMostBytes = 128 << 20;         // of a copy
 
 // The copy of a call's elements, if there is a kernel for it.
 inline std::optional<PlannedCopy> copy_of(const ReduceCall& call, int multiprocessors) {
