@@ -1,5 +1,5 @@
 // Products. Lanes are neighbouring residues of a row or, of rows that lie side by side, the rows. Elements are
-// multiplied as they are as long as nothing on the way can be subnormal or infinite; else mantissas are multiplied and
+// multiplied as they are as long as nothing on the way is subnormal or infinite; else mantissas are multiplied and
 // exponents added. Either has the bits of powers (powers.h), which take the leaves where an element is no normal
 // number, one element after the other.
 #pragma once
@@ -7,6 +7,34 @@
 
 namespace torchreduce {
 inline namespace TR_ISA {
+
+// Whether multiplications since the last clear() had operands or results that powers would treat otherwise: x86 keeps
+// flags for subnormal operands, overflow, underflow and invalid operations. A subnormal result that is exact raises
+// none unless it is multiplied again; products of infinities and zeros raise none.
+struct MultiplicationFlags {
+#if defined(__x86_64__)
+  static constexpr bool kThere = true;
+  static constexpr uint32_t kFlags = 0x01 | 0x02 | 0x08 | 0x10;
+  static void clear() {
+    uint32_t state;
+    asm volatile("stmxcsr %0" : "=m"(state)::"memory");
+    if (state & kFlags) {
+      state &= ~kFlags;
+      asm volatile("ldmxcsr %0" ::"m"(state) : "memory");
+    }
+  }
+  // After the products that lie at `values`.
+  static bool raised(const void* values) {
+    uint32_t state;
+    asm volatile("stmxcsr %0" : "=m"(state) : "r"(values) : "memory");
+    return state & kFlags;
+  }
+#else
+  static constexpr bool kThere = false;
+  static void clear() {}
+  static bool raised(const void*) { return true; }
+#endif
+};
 
 template <class Op> constexpr bool kIsProduct = std::is_same<Op, Product<typename Op::Element>>::value;
 
@@ -22,6 +50,9 @@ template <class Op> struct Products {
   static constexpr int64_t kBytes = Carver::bytes<F>(kLeaf);
   static constexpr int64_t kRounds = kLeaf / kResidues;
   static constexpr int64_t kMantissas = B::kBias - 1;  // as many have a product that is a normal number
+  static constexpr int kSomeLevels = 4;                // of the tree, that values may allow where they do not all
+
+  TR_HD static int log_of(int64_t power_of_two) { return __builtin_ctzll(uint64_t(power_of_two)); }
 
   // What becomes of the exponents of the elements in each lane.
   struct Lanes {
@@ -57,7 +88,7 @@ template <class Op> struct Products {
     TR_HD bool any_other() const { return kFloat && taken && first_set((Exponents)others < 0) >= 0; }
     TR_HD bool is_other(int lane) const { return IntOf<L>(others[lane]) < 0; }
   };
-  // The least and the greatest magnitude of elements: their bits, of which of a double the upper half counts.
+  // The least and the greatest magnitude of values: their bits, of which of a double the upper half counts.
   struct Span {
     using Words = Vec<uint32_t>;
     Words least, most;
@@ -67,48 +98,63 @@ template <class Op> struct Products {
       least = other.least < least ? other.least : least;
       most = other.most > most ? other.most : most;
     }
-    // Whether products of `count` of them are normal numbers, whatever their order.
-    TR_HD bool allows(int64_t count) const {
+    // Whether products of 2^log of them are normal numbers, whatever their order.
+    TR_HD bool allows(int log) const {
       constexpr int kFraction = B::kFraction % 32;
-      const uint32_t powers = uint32_t((B::kBias - 1) / count), low = (B::kBias - powers) << kFraction,
+      const uint32_t powers = uint32_t(B::kBias - 1) >> log, low = (B::kBias - powers) << kFraction,
                      high = (B::kBias + powers) << kFraction;
       return first_set((Vec<IntOf<L>>)((least < low) | (most >= high)) < 0) < 0;
     }
   };
-  // values[0 .. count): get(i, 0), times get(i, 1) .. of rounds(i). Returns how many elements, `elements` in all, their
-  // products may be of, before they are to be made mantissas.
-  template <class Rounds, class Get>
-  TR_HD static int64_t residues(int64_t count, int64_t elements, Rounds rounds, Get get, V* values, Lanes& lanes) {
-    const auto multiply = [&](auto element) __attribute__((always_inline)) {
-      for (int64_t i = 0; i < count; ++i) {
-        V product = element(get(i, 0));
-        for (int64_t k = 1; k < rounds(i); ++k) product = product * element(get(i, k));
-        values[i] = product;
-      }
-    };
-    if constexpr (!kFloat) {
-      multiply([](V x) { return x; });
-      return elements;
-    } else {
-      Span all(splat(L(1)));
-      for (int64_t i = 0; i < count; ++i) {
-        V product = get(i, 0);
-        Span span(product);
-        for (int64_t k = 1; k < rounds(i); ++k) {
-          const V x = get(i, k);
-          span.take(Span(x));
-          product = product * x;
-        }
-        all.take(span);
-        values[i] = product;
-      }
-      for (const int64_t plain : {elements, kRounds})
-        if (all.allows(plain)) return plain;
-      multiply([&](V x) __attribute__((always_inline)) { return lanes.element(x); });
-      lanes.taken = true;
-      return kMantissas;
-    }
+  TR_HD static bool is_normal(L x) {
+    const auto exponent = bit_cast<typename B::Bits>(x) & B::kExponents;
+    return exponent != 0 && exponent != B::kExponents;
   }
+  // values[0 .. count), products of kRounds at most, which fill(element) makes of element(x), ones among them. Returns
+  // how many of them, of the `slots` of a tree, a product may be of before they are to be made mantissas.
+  template <class Fill>
+  TR_HD static int64_t residues(int64_t count, int64_t slots, Fill fill, V* values, Lanes& lanes) {
+    Span elements(splat(L(1))), all = elements;
+    bool are_plain;
+    if constexpr (MultiplicationFlags::kThere) {
+      MultiplicationFlags::clear();
+      fill([](V x) { return x; });
+      are_plain = !MultiplicationFlags::raised(values);
+    } else {
+      fill([&](V x) __attribute__((always_inline)) {
+        elements.take(Span(x));
+        return x;
+      });
+      are_plain = elements.allows(log_of(kRounds));
+    }
+    for (int64_t i = 0; i < count; ++i) all.take(Span(values[i]));
+    if (are_plain)
+      for (const int log : {log_of(slots), kSomeLevels, 0})
+        if (all.allows(log)) return int64_t(1) << log;
+    fill([&](V x) __attribute__((always_inline)) { return lanes.element(x); });
+    lanes.taken = true;
+    return kMantissas / kRounds;
+  }
+  // Leaves are multiplied as they are first, but for some after one that could not be.
+  struct Trial {
+    static constexpr bool kThere = kFloat && MultiplicationFlags::kThere;
+    static constexpr int kNotTried = 7;
+    int waits = 0;
+    bool raised = true;  // maybe; flags that something else raises in between only cost time
+
+    bool starts() {
+      if (waits > 0) return --waits, false;
+      if (raised) MultiplicationFlags::clear();
+      return true;
+    }
+    bool succeeds(const void* values, bool normal) {
+      raised = MultiplicationFlags::raised(values);
+      if (!raised && normal) return true;
+      raised = true;  // by what comes instead
+      waits = kNotTried;
+      return false;
+    }
+  };
   TR_HD static Acc total(L m, int64_t e) {
     if constexpr (!kFloat) return int64_t(m);
     else {
@@ -143,28 +189,37 @@ template <class Op> struct Products {
     unzip<L, 1, 1>(a, b, even, odd);
     return even * odd;
   }
-  // Ones stand for what is absent.
-  __attribute__((noinline)) static Acc leaf(const F* x, int64_t count) {
-    const int64_t slots = slots_of(count) < W ? W : slots_of(count), vectors = slots / W,
-                  rounds = slots < kResidues ? 1 : ceil_div(count, kResidues), whole = count / W * W;
-    Lanes lanes;
-    V m[kResidues / W];
-    int64_t most;
-    if (count == rounds * slots) {
-      most = residues(
-          vectors, rounds * slots, [&](int64_t) { return rounds; },
-          [&](int64_t i, int64_t k) { return load<V>(x + k * slots + i * W); }, m, lanes);
-    } else {
-      L last[W];
-      for (int i = 0; i < W; ++i) last[i] = whole + i < count ? L(x[whole + i]) : L(1);
-      const auto get = [&](int64_t i, int64_t k) {
-        const int64_t at = k * slots + i * W;
-        return at < whole ? load<V>(x + at) : at == whole ? load<V>(last) : splat(L(1));
-      };
-      most = residues(vectors, rounds * slots, [&](int64_t) { return rounds; }, get, m, lanes);
+  template <int... kLane>
+  TR_HD static V after(V x, int64_t skipped, std::integer_sequence<int, kLane...>) {
+    using Places = Vec<IntOf<L>>;
+    if constexpr (sizeof(V) == 64) return __builtin_shuffle(x, splat(L(1)), Places{kLane...} + IntOf<L>(skipped));
+    F both[2 * W];  // others have no such instruction
+    store(both, x);
+    store(both + W, splat(L(1)));
+    return load<V>(both + skipped);
+  }
+  // The last count % W of the elements at x, and ones.
+  TR_HD static V last_of(const F* x, int64_t count) {
+    if (count >= W) return after(load<V>(x + count - W), W - count % W, std::make_integer_sequence<int, W>());
+    F last[W];
+    for (int i = 0; i < W; ++i) last[i] = i < count ? x[i] : F(1);
+    return load<V>(last);
+  }
+  // The residues of a leaf, of element(x); ones stand for what is absent.
+  template <class Element>
+  TR_HD static void row_residues(const F* x, int64_t count, int64_t slots, Element element, V* values) {
+    const int64_t rounds = count / slots, left = count - rounds * slots;
+    for (int64_t i = 0; i < slots / W; ++i) {
+      V product = rounds > 0 ? element(load<V>(x + i * W)) : splat(L(1));
+      for (int64_t k = 1; k < rounds; ++k) product = product * element(load<V>(x + k * slots + i * W));
+      values[i] = product;
     }
-    if (__builtin_expect(lanes.any_other(), 0)) return careful_leaf(x, count);
-    int64_t joined = rounds, left = vectors;
+    for (int64_t i = 0; i < left / W; ++i) values[i] = values[i] * element(load<V>(x + rounds * slots + i * W));
+    if (left % W) values[left / W] = values[left / W] * element(last_of(x, count));
+  }
+  // The tree over m[0 .. vectors), products of which may be of `most`: what is left in lane 0 of m[0].
+  TR_HD static void join(V* m, int64_t vectors, int64_t most, Lanes& lanes) {
+    int64_t joined = 1, left = vectors;
     for (; left >= W; left /= W, joined *= W) {
       lanes.keep_normal(m, left, W * joined, joined, most);
       for (int64_t i = 0; i < left / W; ++i) {
@@ -180,6 +235,82 @@ template <class Op> struct Products {
     }
     lanes.keep_normal(m, 1, W * joined, joined, most);
     for (int left = W; left > 1; left /= 2) m[0] = join_neighbours(m[0], m[0]);
+  }
+  // Of integers, in any order.
+  TR_HD static L any_order(const F* x, int64_t count) {
+    constexpr int kEach = 4;
+    V m[kEach] = {splat(L(1)), splat(L(1)), splat(L(1)), splat(L(1))};
+    int64_t i = 0;
+    for (; i + kEach * W <= count; i += kEach * W)
+      for (int j = 0; j < kEach; ++j) m[j] = m[j] * load<V>(x + i + j * W);
+    for (; i + W <= count; i += W) m[0] = m[0] * load<V>(x + i);
+    L last[W];
+    store(last, (m[0] * m[1]) * (m[2] * m[3]));
+    L product = 1;
+    for (; i < count; ++i) product *= L(x[i]);
+    for (const L of_lane : last) product *= of_lane;
+    return product;
+  }
+  __attribute__((noinline)) static Acc leaf(const F* x, int64_t count, Trial& trial) {
+    if constexpr (!kFloat) return total(any_order(x, count), 0);
+    else return float_leaf(x, count, trial);
+  }
+  // The product of a leaf of at most kResidues elements, which fit in kVectors vectors.
+  template <int kVectors> TR_HD static L short_product(const F* x, int64_t count) {
+    V m[kVectors];
+    const V last = last_of(x, count);
+    for (int i = 0; i < kVectors; ++i)
+      m[i] = (i + 1) * W <= count ? load<V>(x + i * W) : i * W < count ? last : splat(L(1));
+    return joined<kVectors>(m)[0];
+  }
+  // The tree over vectors: what is left in lane 0.
+  template <int kVectors> TR_HD static V joined(const V* m) {
+    constexpr int kEach = kVectors >= W ? W : 2;
+    if constexpr (kVectors > 1) {
+      V next[kVectors / kEach];
+      for (int i = 0; i < kVectors / kEach; ++i) {
+        if constexpr (kEach == W) {
+          V some[W];
+          for (int j = 0; j < W; ++j) some[j] = m[i * W + j];
+          fold_vectors<Times, L, W, 0>(some);
+          next[i] = some[0];
+        } else {
+          next[i] = join_neighbours(m[2 * i], m[2 * i + 1]);
+        }
+      }
+      return joined<kVectors / kEach>(next);
+    } else {
+      V product = m[0];
+      for (int left = W; left > 1; left /= 2) product = join_neighbours(product, product);
+      return product;
+    }
+  }
+  TR_HD static L short_product_of(const F* x, int64_t count, int64_t vectors) {
+    if (vectors <= 1) return short_product<1>(x, count);
+    if (vectors <= 2) return short_product<2>(x, count);
+    if (vectors <= 4) return short_product<4>(x, count);
+    if (vectors <= 8) return short_product<8>(x, count);
+    if (vectors <= 16) return short_product<16>(x, count);
+    return short_product<kResidues / W>(x, count);
+  }
+  TR_HD static Acc float_leaf(const F* x, int64_t count, Trial& trial) {
+    const int64_t slots = slots_of(count) < W ? W : slots_of(count), vectors = slots / W;
+    Lanes lanes;
+    V m[kResidues / W];
+    const auto fill = [&](auto element) __attribute__((always_inline)) { row_residues(x, count, slots, element, m); };
+    if (Trial::kThere && trial.starts()) {
+      if (count <= kResidues) {
+        const L product = short_product_of(x, count, vectors);
+        if (trial.succeeds(&product, is_normal(product))) return total(product, 0);
+      } else {
+        fill([](V x) { return x; });
+        join(m, vectors, INT64_MAX, lanes);
+        if (trial.succeeds(m, is_normal(m[0][0]))) return total(m[0][0], 0);
+      }
+    }
+    const int64_t most = residues(vectors, slots, fill, m, lanes);
+    if (__builtin_expect(lanes.any_other(), 0)) return careful_leaf(x, count);
+    join(m, vectors, most, lanes);
     int64_t e = 0;
     for (int i = 0; lanes.taken && i < W; ++i) e += lanes.e[i];
     return total(m[0][0], e);
@@ -192,11 +323,12 @@ template <class Op> struct Products {
     if (!scratch.data) return job.fail();
     F* const copy = reinterpret_cast<F*>(scratch.data);
     const int64_t length = job.call.layout.length;
+    Trial trial;
     const auto run = [&](int64_t unit, RowStart at) {
       const int64_t first = job.runs == 1 ? 0 : unit % job.runs * job.run, last = least(job.leaves, first + job.run);
       const auto product = [&](int64_t l) {
         const int64_t count = least(kLeaf, length - l * kLeaf);
-        return leaf(row_positions<F, true>(job.call, at.in, l * kLeaf, count, copy), count);
+        return leaf(row_positions<F, true>(job.call, at.in, l * kLeaf, count, copy), count, trial);
       };
       if (last - first == 1) return job.finish_run(unit, at, product(first));
       TreeStack<Acc, 32> stack;
@@ -243,14 +375,21 @@ template <class Op> struct Products {
     const F* const start = static_cast<const F*>(call.in.data) + row + first * stride;
     // What follows the rows there does no harm.
     const bool direct = task.even && side == 1 && (count - 1) * stride + W <= task.end - start;
-    int64_t joined = ceil_div(count, kResidues), most;
+    int64_t joined = 1, most;
     const int64_t rounds = count / kResidues, tail = count % kResidues;
     Lanes lanes;
     V m[kResidues];
     const auto multiply = [&](auto position) __attribute__((always_inline)) {
-      return residues(
-          least(count, kResidues), slots * joined, [&](int64_t i) { return rounds + (i < tail); },
-          [&](int64_t i, int64_t k) __attribute__((always_inline)) { return position(k * kResidues + i); }, m, lanes);
+      const auto fill = [&](auto element) __attribute__((always_inline)) {
+        for (int64_t i = 0; i < least(count, kResidues); ++i) {
+          V product = element(position(i));
+          for (int64_t k = 1; k < rounds + (i < tail); ++k) product = product * element(position(k * kResidues + i));
+          m[i] = product;
+        }
+      };
+      if constexpr (kFloat) return residues(least(count, kResidues), slots, fill, m, lanes);
+      fill([](V x) { return x; });
+      return slots;
     };
     if (direct) most = multiply([&](int64_t i) { return load<V>(start + i * stride); });
     else if (task.even && rows == W)
@@ -274,6 +413,55 @@ template <class Op> struct Products {
     }
     return false;
   }
+  template <int kEach> TR_HD static V tree_of(const V* r) {
+    if constexpr (kEach == 1) return r[0];
+    else return tree_of<kEach / 2>(r) * tree_of<kEach / 2>(r + kEach / 2);
+  }
+  // The tree over kEach residues in each lane, of `left` elements at `from` and `stride` apart.
+  template <int kEach> TR_HD static V plain_block(const F* from, int64_t stride, int64_t left, const F* ones) {
+    V r[kEach];
+    const auto get = [&](int j) { return load<V>(j < left ? from + j * stride : ones); };
+    for (int j = 0; j < kEach; ++j) r[j] = get(j);
+    for (left -= kResidues; left > 0; left -= kResidues) {
+      from += kResidues * stride;
+      for (int j = 0; j < kEach; ++j) r[j] = r[j] * get(j);
+    }
+    return tree_of<kEach>(r);
+  }
+  // The same of a leaf.
+  TR_HD static V plain_tree(const F* x, int64_t stride, int64_t count, const F* ones) {
+    constexpr int kEach = 8;
+    if (count <= 2) return plain_block<2>(x, stride, count, ones);
+    if (count <= 4) return plain_block<4>(x, stride, count, ones);
+    V m[kResidues / kEach];
+    int64_t blocks = ceil_div(least(count, kResidues), kEach);
+    for (int64_t b = 0; b < blocks; ++b)
+      m[b] = plain_block<kEach>(x + b * kEach * stride, stride, count - b * kEach, ones);
+    for (; blocks > 1; blocks = ceil_div(blocks, 2)) {
+      for (int64_t i = 0; i < blocks / 2; ++i) m[i] = m[2 * i] * m[2 * i + 1];
+      if (blocks % 2) m[blocks / 2] = m[blocks - 1];
+    }
+    return m[0];
+  }
+  // A leaf of each of `rows` rows side by side, the first at `row`, if elements can be multiplied as they are: to
+  // `numbers`, in whole vectors. Where nothing can be read beyond the rows the last vector begins before its time.
+  static bool plain_leaves(const Across& task, int64_t row, int64_t rows, int64_t first, int64_t count, F* numbers,
+                           Trial& trial) {
+    const F* const start = static_cast<const F*>(task.call.in.data) + row + first * task.stride;
+    const bool ends = (count - 1) * task.stride + ceil_div(rows, W) * W > task.end - start;
+    if (!task.even || task.side != 1 || (ends && rows < W) || (kFloat && !trial.starts())) return false;
+    F ones[W];
+    store(ones, splat(L(1)));
+    Span all(splat(L(1)));
+    for (int64_t c = 0; c < rows; c += W) {
+      const int64_t from = ends ? least(c, rows - W) : c;
+      const V product = plain_tree(start + from, task.stride, count, ones);
+      store(numbers + from, product);
+      if constexpr (kFloat) all.take(Span(product));
+    }
+    if constexpr (kFloat) return trial.succeeds(numbers, all.allows(0));
+    return true;
+  }
   // Runs [begin, end), counted through all chunks.
   static void body_across(void* context, int64_t begin, int64_t end) {
     const Across& task = *static_cast<Across*>(context);
@@ -284,11 +472,17 @@ template <class Op> struct Products {
     F* const copy = reinterpret_cast<F*>(scratch.data);
     F numbers[kColumns];
     Acc totals[W];
+    Trial trial;
+    const auto take_plain = [&](int64_t row, int64_t rows, int64_t l, F* to) {
+      if constexpr (kFloat && !Trial::kThere) return false;
+      else return plain_leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), to, trial);
+    };
     // Runs `run` of `rows` rows, W at most: to `to`, or to totals.
     const auto take = [&](int64_t row, int64_t rows, int64_t run, F* to) {
       const int64_t first = run * job.run, last = least(job.leaves, first + job.run);
       const auto take_leaf = [&](int64_t l) {
-        return leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), copy, to, totals);
+        return (job.leaves > 1 && take_plain(row, rows, l, to)) ||
+               leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), copy, to, totals);
       };
       if (last - first == 1 && job.runs == 1) return take_leaf(first);
       TreeStack<Acc, 32> stacks[W];
@@ -300,7 +494,8 @@ template <class Op> struct Products {
       return false;
     };
     const auto take_chunk = [&](int64_t row, RowStart at, int64_t count, int64_t run) {
-      for (int64_t c = 0; c < count; c += W) {
+      const bool whole = job.runs == 1 && job.leaves == 1 && take_plain(at.in, count, 0, numbers);
+      for (int64_t c = 0; c < count && !whole; c += W) {
         const int64_t rows = least(W, count - c);
         if (take(at.in + c * task.side, rows, run, numbers + c)) continue;
         for (int64_t i = 0; i < rows; ++i) {
