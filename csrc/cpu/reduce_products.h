@@ -299,14 +299,9 @@ template <class Op> struct Products {
     V m[kResidues / W];
     const auto fill = [&](auto element) __attribute__((always_inline)) { row_residues(x, count, slots, element, m); };
     if (Trial::kThere && trial.starts()) {
-      if (count <= kResidues) {
-        const L product = short_product_of(x, count, vectors);
-        if (trial.succeeds(&product, is_normal(product))) return total(product, 0);
-      } else {
-        fill([](V x) { return x; });
-        join(m, vectors, INT64_MAX, lanes);
-        if (trial.succeeds(m, is_normal(m[0][0]))) return total(m[0][0], 0);
-      }
+      fill([](V x) { return x; });
+      join(m, vectors, INT64_MAX, lanes);
+      if (trial.succeeds(m, is_normal(m[0][0]))) return total(m[0][0], 0);
     }
     const int64_t most = residues(vectors, slots, fill, m, lanes);
     if (__builtin_expect(lanes.any_other(), 0)) return careful_leaf(x, count);
@@ -316,6 +311,27 @@ template <class Op> struct Products {
     return total(m[0][0], e);
   }
 
+  // The results of `count` rows of one short leaf, if elements can be multiplied as they are: their flags are looked at
+  // together, since who looks waits for all multiplications.
+  static constexpr int64_t kTogether = 16;
+  TR_HD static bool take_short(Job<Op>& job, int64_t length, RowStart at, RowStart step, int64_t count, Trial& trial,
+                               F* copy) {
+    if constexpr (Trial::kThere) {
+      if (length > kResidues || length == 0 || !trial.starts()) return false;
+      const int64_t vectors = ceil_div(slots_of(length), W);
+      F products[kTogether];
+      bool normal = true;
+      for (int64_t i = 0; i < count; ++i) {
+        products[i] =
+            short_product_of(row_positions<F, true>(job.call, at.in + i * step.in, 0, length, copy), length, vectors);
+        normal &= is_normal(products[i]);
+      }
+      if (!trial.succeeds(products, normal)) return false;
+      store_run(job.call.out.dtype, job.call.out.values, at.out, step.out, count, products);
+      return true;
+    }
+    return false;
+  }
   // Runs [begin, end), counted through all rows.
   static void body(void* context, int64_t begin, int64_t end) {
     Job<Op>& job = *static_cast<Job<Op>*>(context);
@@ -339,7 +355,12 @@ template <class Op> struct Products {
       for (int64_t unit = begin; unit < end; ++unit) run(unit, row_start(job.call.layout, unit / job.runs));
     else
       for_even_rows(job.call.layout, begin, end, [&](int64_t row, RowStart at, RowStart step, int64_t count) {
-        for (int64_t r = 0; r < count; ++r) run(row + r, {at.in + r * step.in, at.out + r * step.out});
+        const auto start = [&](int64_t r) { return RowStart{at.in + r * step.in, at.out + r * step.out}; };
+        for (int64_t r = 0, n; r < count; r += n) {
+          n = least(count - r, kTogether);
+          if (take_short(job, length, start(r), step, n, trial, copy)) continue;
+          for (int64_t i = r; i < r + n; ++i) run(row + i, start(i));
+        }
       });
   }
 
