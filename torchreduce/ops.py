@@ -3,7 +3,8 @@
 Common to all reductions
 - input: a strided tensor of float32, float64, float16, bfloat16, int8, uint8, int16, int32, int64 or bool on the CPU
   or a GPU, with any strides and at most 64 dims. Autocast has no effect. It is not copied, but for up to 128 MiB on a
-  GPU whose elements are far apart in memory along the reduced dims, for the time of the call, where that is faster.
+  GPU whose elements are far apart in memory along the reduced dims, for the time of the call, where that is faster and
+  there is memory for it.
 - dim (or axis): an int, a tuple of ints, or None. None and () reduce all dims. A 0-d integer tensor counts as an int,
   except for max and min. Elements of several dims are taken in row-major order, dims ascending. With keepdim (or
   keepdims) the reduced dims stay in the result, with size 1.

@@ -77,10 +77,15 @@ static void run(const Op& op, PlannedReduction& call, const Operand& x) {
   std::optional<Tensor> copied;
   if (!x.on_cpu())
     if (std::optional<PlannedCopy> copy = copy_first(call, gpu::facts(x.device_index))) {
-      copied = allocate({copy->elements()}, x.dtype, x);
-      copy->to = copied->data_ptr();
-      run_on_gpu(op.name, *copy, x, gpu::copy_rows);
-      static_cast<ReduceCall&>(call) = of_copy(call, copy->to);
+      try {
+        copied = allocate({copy->elements()}, x.dtype, x);
+      } catch (const std::exception&) {  // out of memory: it is slower without
+      }
+      if (copied) {
+        copy->to = copied->data_ptr();
+        run_on_gpu(op.name, *copy, x, gpu::copy_rows);
+        static_cast<ReduceCall&>(call) = of_copy(call, copy->to);
+      }
     }
   if (!x.on_cpu() && facts(op.reduction, x.dtype).two && !looks_once(call, gpu::facts(x.device_index))) {
     for (const ReduceCall& half : halves(call)) {

@@ -3,6 +3,8 @@
 // exponents added. Either has the bits of powers (powers.h), which take the leaves where an element is no normal
 // number, one element after the other.
 #pragma once
+#include <utility>
+
 #include "cpu/reduce_rows.h"
 
 namespace torchreduce {
@@ -13,27 +15,46 @@ inline namespace TR_ISA {
 // none unless it is multiplied again; products of infinities and zeros raise none.
 struct MultiplicationFlags {
 #if defined(__x86_64__)
-  static constexpr bool kThere = true;
   static constexpr uint32_t kFlags = 0x01 | 0x02 | 0x08 | 0x10;
-  static void clear() {
+  static uint32_t state() {
     uint32_t state;
     asm volatile("stmxcsr %0" : "=m"(state)::"memory");
-    if (state & kFlags) {
-      state &= ~kFlags;
-      asm volatile("ldmxcsr %0" ::"m"(state) : "memory");
-    }
+    return state;
   }
-  // After the products that lie at `values`.
-  static bool raised(const void* values) {
-    uint32_t state;
-    asm volatile("stmxcsr %0" : "=m"(state) : "r"(values) : "memory");
-    return state & kFlags;
+  static void set(uint32_t state) { asm volatile("ldmxcsr %0" ::"m"(state) : "memory"); }
+  static void clear() {
+    if (const uint32_t now = state(); now & kFlags) set(now & ~kFlags);
   }
+  static bool raised() { return state() & kFlags; }
 #else
-  static constexpr bool kThere = false;
+  static uint32_t state() { return 0; }
+  static void set(uint32_t) {}
   static void clear() {}
-  static bool raised(const void*) { return true; }
+  static bool raised() { return true; }
 #endif
+  // After the products that lie at `values`.
+  static bool raised_by(const void* values) {
+    asm volatile("" ::"r"(values) : "memory");
+    return raised();
+  }
+  // Emulators may keep none.
+  static bool are_kept() {
+    static const bool kept = [] {
+      const uint32_t before = state();
+      bool all = true;
+      for (const auto& [left, right] :
+           {std::pair{0x1p127f, 0x1p127f}, {0x1.8p-140f, 2.f}, {0x1.8p-100f, 0x1.8p-100f}}) {
+        volatile float a = left, b = right;
+        clear();
+        all &= !raised();
+        a = a * b;
+        all &= raised();
+      }
+      set(before);
+      return all;
+    }();
+    return kept;
+  }
 };
 
 template <class Op> constexpr bool kIsProduct = std::is_same<Op, Product<typename Op::Element>>::value;
@@ -116,10 +137,10 @@ template <class Op> struct Products {
   TR_HD static int64_t residues(int64_t count, int64_t slots, Fill fill, V* values, Lanes& lanes) {
     Span elements(splat(L(1))), all = elements;
     bool are_plain;
-    if constexpr (MultiplicationFlags::kThere) {
+    if (MultiplicationFlags::are_kept()) {
       MultiplicationFlags::clear();
       fill([](V x) { return x; });
-      are_plain = !MultiplicationFlags::raised(values);
+      are_plain = !MultiplicationFlags::raised_by(values);
     } else {
       fill([&](V x) __attribute__((always_inline)) {
         elements.take(Span(x));
@@ -135,20 +156,25 @@ template <class Op> struct Products {
     lanes.taken = true;
     return kMantissas / kRounds;
   }
-  // Leaves are multiplied as they are first, but for some after one that could not be.
+  // Leaves of floats are multiplied as they are first, but for some after one that could not be. A task has one; the
+  // flags that there were are there again after it.
   struct Trial {
-    static constexpr bool kThere = kFloat && MultiplicationFlags::kThere;
     static constexpr int kNotTried = 7;
+    const uint32_t before = MultiplicationFlags::state();
+    const bool possible = kFloat && MultiplicationFlags::are_kept();
     int waits = 0;
     bool raised = true;  // maybe; flags that something else raises in between only cost time
 
+    Trial() = default;
+    Trial(const Trial&) = delete;
+    ~Trial() { MultiplicationFlags::set(MultiplicationFlags::state() | before); }
     bool starts() {
       if (waits > 0) return --waits, false;
-      if (raised) MultiplicationFlags::clear();
-      return true;
+      if (possible && raised) MultiplicationFlags::clear();
+      return possible;
     }
     bool succeeds(const void* values, bool normal) {
-      raised = MultiplicationFlags::raised(values);
+      raised = MultiplicationFlags::raised_by(values);
       if (!raised && normal) return true;
       raised = true;  // by what comes instead
       waits = kNotTried;
@@ -298,7 +324,7 @@ template <class Op> struct Products {
     Lanes lanes;
     V m[kResidues / W];
     const auto fill = [&](auto element) __attribute__((always_inline)) { row_residues(x, count, slots, element, m); };
-    if (Trial::kThere && trial.starts()) {
+    if (trial.starts()) {
       fill([](V x) { return x; });
       join(m, vectors, INT64_MAX, lanes);
       if (trial.succeeds(m, is_normal(m[0][0]))) return total(m[0][0], 0);
@@ -316,7 +342,7 @@ template <class Op> struct Products {
   static constexpr int64_t kTogether = 16;
   TR_HD static bool take_short(Job<Op>& job, int64_t length, RowStart at, RowStart step, int64_t count, Trial& trial,
                                F* copy) {
-    if constexpr (Trial::kThere) {
+    if constexpr (kFloat) {
       if (length > kResidues || length == 0 || !trial.starts()) return false;
       const int64_t vectors = ceil_div(slots_of(length), W);
       F products[kTogether];
@@ -495,8 +521,7 @@ template <class Op> struct Products {
     Acc totals[W];
     Trial trial;
     const auto take_plain = [&](int64_t row, int64_t rows, int64_t l, F* to) {
-      if constexpr (kFloat && !Trial::kThere) return false;
-      else return plain_leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), to, trial);
+      return plain_leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), to, trial);
     };
     // Runs `run` of `rows` rows, W at most: to `to`, or to totals.
     const auto take = [&](int64_t row, int64_t rows, int64_t run, F* to) {

@@ -160,6 +160,7 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   DeviceFacts device = facts;
   device.multiprocessors = std::max(1, device.multiprocessors);  // families divide by it
   if (!device.gpu) {
+    const PlanOverride forced = forced_plan();  // of its families, and no other
     CpuShape shape;
     shape.blocks = device.multiprocessors;
     shape.across = cpu_across(forced, lanes_across_rows(call.layout), "reductions");
@@ -200,10 +201,13 @@ static bool copies(const ReduceCall& call, const DeviceFacts& device, int64_t by
 }
 
 std::optional<PlannedCopy> copy_first(const ReduceCall& call, const DeviceFacts& device) {
-  if (!device.gpu || !device.wide_reductions || call.layout.reduced < 2 || !is_static(call)) return {};
-  std::optional<PlannedCopy> copy = contiguous::copy_of(call, std::max(1, device.multiprocessors));
   const PlanOverride forced = forced_plan();
-  if (!copy || (forced.family && std::string(forced.family) == kContiguous)) return copy;
+  const bool is_forced = forced.family && std::string(forced.family) == kContiguous;
+  std::optional<PlannedCopy> copy;
+  if (device.gpu && device.wide_reductions && call.layout.reduced > 1 && is_static(call))
+    copy = contiguous::copy_of(call, std::max(1, device.multiprocessors));
+  if (is_forced && !copy) throw std::invalid_argument("force_plan: contiguous cannot serve this call");
+  if (!copy || is_forced) return copy;
   const int64_t bytes = copy->elements() * copy->size;
   if (forced.family || bytes < kLeastCopied || !copies(call, device, bytes)) return {};
   return copy;
