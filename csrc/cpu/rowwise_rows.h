@@ -38,7 +38,11 @@ template <template <class> class Op, class F> struct RowwiseRows {
   static constexpr bool kGradient = kInputs == 2 || !kLooks;  // the statistics and values are those given
   static constexpr bool kLabels = requires(Given given) { given.label; };
   static constexpr bool kLabelled = requires(Given given) { given.valid; };  // it reads the element there
-  static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;                 // lanes
+  // It has sums of exponentials. Of rows that are near (ops/rowwise.h, Exponential) settle() needs no exponential:
+  // lanes would compute one of the least argument, and multiplications with subnormal results take some 150 cycles on
+  // x86.
+  static constexpr bool kExponentials = requires(State state) { state.n == O::E::kFar; };
+  static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;  // lanes
   static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
   const RowwiseCall& call;
@@ -567,14 +571,27 @@ template <template <class> class Op, class F> struct RowwiseRows {
       O::write(row, memory, r);
       if constexpr (O::kMaps) b.at.set(r, O::at(row, state));
     };
-    const auto settle_all = [&]<bool kTaken>() __attribute__((always_inline)) {
+    const auto settle_all = [&]<bool kTaken, bool kNear>() __attribute__((always_inline)) {
       each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
-        if constexpr (kLooks) settle_row.template operator()<kTaken>(r, found(b, r));
-        else settle_row.template operator()<kTaken>(r, O::none());
+        if constexpr (kLooks) {
+          State state = found(b, r);
+          if constexpr (kNear) state.n = int(unsigned(state.n) << 4) >> 4;  // the same, and never kFar
+          settle_row.template operator()<kTaken>(r, state);
+        } else {
+          settle_row.template operator()<kTaken>(r, O::none());
+        }
       });
     };
-    if (taken) settle_all.template operator()<kLabelled>();  // a loop over flags would not become vectors
-    else settle_all.template operator()<false>();
+    const auto settle_near = [&]<bool kTaken>() __attribute__((always_inline)) {
+      if constexpr (kExponentials) {
+        bool near = true;
+        for (int64_t r = 0; r < b.rows; ++r) near &= O::E::near(b.first[r]);
+        if (near) return settle_all.template operator()<kTaken, true>();
+      }
+      settle_all.template operator()<kTaken, false>();
+    };
+    if (taken) settle_near.template operator()<kLabelled>();  // a loop over flags would not become vectors
+    else settle_near.template operator()<false>();
     if constexpr (O::kScales)
       for (int64_t r = 0; r < b.rows; ++r)
         if (wanted_scale(b, r) != F(1)) settle_row.template operator()<false>(r, state_of(b, r));
