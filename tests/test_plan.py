@@ -568,3 +568,14 @@ def test_build_info():
     built = bool(info["cuda"] or info["hip"])
     assert bool(info["archs"]) == built and (info["kernels"] > 0) == built
     assert _C.instruction_set() in _C.instruction_sets() and not _C.set_instruction_set("mmx")
+
+
+def test_lanes_of_a_cpu_go_where_most_operands_have_neighbours():
+    """Of ops with an element of the result for each of the input: of two operands, one is enough for columns."""
+    x = torch.randn(2, 21, 8, 8)
+    last = x.contiguous(memory_format=torch.channels_last)
+    for op in ("softmax", "log_softmax", "cumsum", "cumprod", "cummax"):
+        assert tr.explain(op, x, 1).family == tr.explain(op, last, 1).family == "columns", op
+        assert tr.explain(op, x, 3).family == "rows", op
+    for op in ("sum", "logsumexp", "argmax"):  # of a result a row
+        assert (tr.explain(op, x, 1).family, tr.explain(op, last, 1).family) == ("columns", "rows"), op

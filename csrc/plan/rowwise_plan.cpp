@@ -1,5 +1,7 @@
 #include "rowwise_plan.h"
 
+#include "cpu_lanes.h"
+
 namespace torchreduce {
 
 using namespace plans;
@@ -94,7 +96,11 @@ RowwisePlan plan(const RowwiseCall& call, const DeviceFacts& facts) {
   if (!device.gpu) {
     rowwise_plans::CpuShape shape;
     shape.blocks = device.multiprocessors;
-    shape.across = cpu_across(forced, lanes_across_rows(call.layout), "row-wise ops");
+    const Layout& l = call.layout;
+    const bool across = !call.maps()                             ? lanes_across_rows(l)
+                        : torchreduce::facts(call.op).inputs > 1 ? mostly_across(l, {l.in, call.more_strides[0], l.out})
+                                                                 : mostly_across(l, {l.in, l.out});
+    shape.across = cpu_across(forced, across, "row-wise ops");
     return {shape.across ? "columns" : "rows", shape};
   }
   auto [family, shape] = first_that_serves(kRowwiseFamilies, call, device, forced, "row-wise ops",

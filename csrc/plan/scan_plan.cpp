@@ -1,5 +1,7 @@
 #include "scan_plan.h"
 
+#include "cpu_lanes.h"
+
 namespace torchreduce {
 
 using namespace plans;
@@ -94,7 +96,10 @@ ScanPlan plan(const ScanCall& call, const DeviceFacts& facts) {
   if (!device.gpu) {
     scans::CpuShape shape;
     shape.blocks = device.multiprocessors;
-    shape.across = cpu_across(forced, lanes_across_rows(call), "scans");
+    const Layout& l = call.layout;
+    const bool loads_and_stores = call.op == Scan::CumSum || call.op == Scan::CumProd || call.op == Scan::CumExtreme;
+    shape.across =
+        cpu_across(forced, loads_and_stores ? mostly_across(l, {l.in, l.out}) : lanes_across_rows(call), "scans");
     return {shape.across ? "columns" : "rows", shape};
   }
   auto [family, shape] =
