@@ -584,9 +584,12 @@ template <template <class> class Op, class F> struct RowwiseRows {
     };
     const auto settle_near = [&]<bool kTaken>() __attribute__((always_inline)) {
       if constexpr (kExponentials) {
-        bool near = true;
-        for (int64_t r = 0; r < b.rows; ++r) near &= O::E::near(b.first[r]);
-        if (near) return settle_all.template operator()<kTaken, true>();
+        UintOf<F> most = 0;  // magnitude, NaN above all: compared as integers, a loop becomes vectors
+        for (int64_t r = 0; r < b.rows; ++r) {
+          const auto bits = bit_cast<UintOf<F>>(b.first[r]) << 1;
+          most = bits > most ? bits : most;
+        }
+        if (O::E::near(bit_cast<F>(most >> 1))) return settle_all.template operator()<kTaken, true>();
       }
       settle_all.template operator()<kTaken, false>();
     };
