@@ -160,10 +160,9 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
   DeviceFacts device = facts;
   device.multiprocessors = std::max(1, device.multiprocessors);  // families divide by it
   if (!device.gpu) {
-    const PlanOverride forced = forced_plan();  // of its families, and no other
     CpuShape shape;
     shape.blocks = device.multiprocessors;
-    shape.across = cpu_across(forced, lanes_across_rows(call.layout), "reductions");
+    shape.across = cpu_across(forced_plan(), lanes_across_rows(call.layout), "reductions");
     return {shape.across ? "columns" : "rows", shape};
   }
   auto [family, shape] = first_that_serves(kReduceFamilies, call, device, forced, "reductions",
@@ -176,12 +175,12 @@ ReducePlan plan(const ReduceCall& call, const DeviceFacts& facts) {
 // A copy costs a write and a read of it, where other kernels read the input alone: it is faster where they would do so
 // element by element, or by few blocks. H200, 14,532 random reductions of permuted tensors of 2^16 to 2^27 bytes, time
 // by a copy in that without one, geometric mean:
-//   strided, an element a lane             sums 0.60, products 0.66, argmax 0.40
-//   strided, 16 bytes a lane               argmax 0.74; others 0.72 up to kMostOfGranules; above, 0.69 where the last
-//                                          two dims have fewer positions than a leaf, 1.26 elsewhere
-//   transposed_rows, argmax                0.83 up to kMostOfStretches, 1.05 above
-//   transposed_rows, tiles                 0.77 from kLeastStretch on up to kMostOfTiles, 1.09 above; 1.05 of shorter
-//   ones transposed_rows, long, 16 bits         0.78 up to kMostOfStretches, 1.12 above; of 32 bits 1.35
+//   strided, an element a lane       sums 0.60, products 0.66, argmax 0.40
+//   strided, 16 bytes a lane         argmax 0.74; others 0.72 up to kMostOfGranules; above, 1.26, but 0.69 where the
+//                                    last two dims have fewer positions than a leaf
+//   transposed_rows, argmax          0.83 up to kMostOfStretches, 1.05 above
+//   transposed_rows, tiles           0.77 up to kMostOfTiles, 1.09 above; 1.05 of stretches below kLeastStretch
+//   transposed_rows, long, 16 bits   0.78 up to kMostOfStretches, 1.12 above; of 32 bits 1.35
 constexpr int64_t kLeastCopied = 1 << 16;  // bytes
 constexpr int64_t kMostOfGranules = 1 << 23, kMostOfTiles = 1 << 24, kMostOfStretches = 1 << 25;
 constexpr int64_t kLeastStretch = 128;

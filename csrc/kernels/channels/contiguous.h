@@ -12,16 +12,16 @@ enum class CopyWay : int8_t { Runs, Tiles, Few };
 struct CopyShape {
   int64_t blocks = 1;
   CopyWay way = CopyWay::Runs;
-  int dim = 0;      // of the layout, whose elements are neighbours
-  int columns = 1;  // its size
-  int positions = 1;
+  int dim = 0;                // of the layout, whose elements are neighbours
+  int columns = 1;            // its size
+  int positions = 1;          // of all other dims
   int stretch = 1;            // of the copy, from one column to the next: all dims after it
   int turns = 1, groups = 1;  // Tiles: of a block, of the same positions; blocks of these
   Divider by_stretch, by_groups;
   Divider by[kMaxDims];  // by the sizes of the layout's dims
 };
 
-// How a reduction reads a copy of its elements.
+// From where to where, with its plan.
 struct PlannedCopy {
   Layout layout;  // of the input
   int size;       // bytes of an element
