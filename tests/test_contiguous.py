@@ -26,7 +26,7 @@ CASES = [
     ((6, 9, 400, 5), (1, 3, 2, 0), None),
     ((6, 9, 400, 5), (1, 3, 2, 0), (1, 2)),
     ((7, 50, 60, 3), IMAGES, None),
-    ((7, 50, 60, 3), IMAGES, (0, 2)),
+    ((7, 50, 60, 3), IMAGES, (0, 3)),
     ((3, 2, 4, 3, 50, 90), (5, 1, 3, 0, 2, 4), (0, 3, 4)),
     ((90_001, 2), (1, 0), None),
     ((16, 9000), (1, 0), None),
@@ -48,6 +48,13 @@ def test_elements_that_would_be_read_one_by_one_are_copied(op):
             p = plan(op, shape, order, None, dtype)
             assert p["copied"] == math.prod(shape) * dtype.itemsize, (shape, dtype)
             assert p["family"] in ("rows", "few_rows"), (shape, dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_has_a_copy(case):
+    shape, order, dims = case
+    with force_plan(family="contiguous"):
+        assert plan("sum", shape, order, dims, torch.float32)["copied"] == 4 * math.prod(shape)
 
 
 def test_what_is_not_copied():
@@ -73,8 +80,9 @@ def test_what_is_not_copied():
         assert not copied("prod", (32, 128, 128, 3), IMAGES)
     with force_plan(family="contiguous"):
         assert copied("sum", (4, 20, 20, 3), IMAGES) == 4 * 20 * 20 * 3 * 4
-        with pytest.raises(ValueError, match="contiguous cannot serve"):
-            copied("amax", (32, 128, 128, 3), IMAGES)
+        for op, dims in (("amax", None), ("sum", (0, 2))):  # of any order; columns
+            with pytest.raises(ValueError, match="contiguous cannot serve"):
+                copied(op, (32, 128, 128, 3), IMAGES, dims)
         with pytest.raises(ValueError, match="on the CPU have the families rows and columns"):
             tr.sum(torch.ones(4, 5).t())
 
