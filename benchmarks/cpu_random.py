@@ -2,8 +2,8 @@
 
     python -m benchmarks.run cpu --part random --seed 1 --threads 1 2
 
-A regime is a kind of call: row-wise ops on short rows and over the channels of images, losses over 21 channels, scans
-of float64 and integers, products. Speed is torch's time divided by torchreduce's.
+A regime is a kind of call: row-wise ops on short rows, on masked ones and over the channels of images, losses over 21
+channels, scans of float64 and integers, products. Speed is torch's time divided by torchreduce's.
 """
 
 import random
@@ -17,6 +17,7 @@ from torch import Tensor
 import torchreduce as tr
 
 Call = Callable[[Tensor], Tensor]
+MASKED = "masked rows"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class RandomCase:
             x = 1 + x / 1000 if self.dtype.is_floating_point else 1 + (x > 2).float()
         elif not self.dtype.is_floating_point:
             x = 10 * x
+        if self.regime == MASKED:  # from some place on in each row, not at the first one
+            x[torch.arange(x.shape[1]) > torch.randint(0, x.shape[1], (x.shape[0], 1))] = -torch.inf
         x = x.to(self.dtype)
         both = self.functions(x)
         if not self.backward:
@@ -98,6 +101,9 @@ def draw(seed: int, count: int) -> Iterator[RandomCase]:
         side = length(r, 32, 256)
         op = r.choice(("cross_entropy", "focal", "dice"))
         yield RandomCase("losses over 21 channels", op, torch.float32, (2, 21, side, side), 1, r.random() < 0.5)
+        n = length(r, 16, 2048)
+        op = r.choice(("softmax", "log_softmax", "logsumexp"))
+        yield RandomCase(MASKED, op, r.choice(floats), (max(1, elements // n), n), 1, r.random() < 0.5)
         rows = length(r, 1, 4096)
         shape, dim = (rows, max(2, elements // rows)), r.randrange(2)
         yield RandomCase("cumsum", "cumsum", r.choice((torch.float64, torch.int64, torch.int32)), shape, dim, False)

@@ -356,17 +356,23 @@ template <template <class> class Op, class F> struct RowwiseRows {
       each_lane(lanes, [&](int64_t r)
                            __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
   }
-  template <bool kAcross> TR_HD void greatest_of(Block& b) const {
+  // The greatest element of each row of a leaf, and the least of all rows, NaN left out.
+  template <bool kAcross> TR_HD F extremes_of(Block& b) const {
     const Elements elements = b.x[0];
+    F low[kWide];
+    for (F& x : low) x = kInfinity<F>;
+    const auto take = [&](F* best, const F* x) __attribute__((always_inline)) {
+#pragma GCC unroll 1
+      for (int j = 0; j < kWide; ++j) {
+        best[j] = greatest(best[j], x[j]);
+        low[j] = x[j] < low[j] ? x[j] : low[j];
+      }
+    };
     if constexpr (kAcross) {
       for (int64_t r = 0; r < b.lanes; r += kWide) {
         F best[kWide];
         for (F& x : best) x = -kInfinity<F>;
-        for (int64_t i = 0; i < b.count; ++i) {
-          const F* const x = elements.template element<true>(r, i);
-#pragma GCC unroll 1
-          for (int j = 0; j < kWide; ++j) best[j] = greatest(best[j], x[j]);
-        }
+        for (int64_t i = 0; i < b.count; ++i) take(best, elements.template element<true>(r, i));
         __builtin_memcpy(b.first + r, best, sizeof best);
       }
     } else {
@@ -374,21 +380,30 @@ template <template <class> class Op, class F> struct RowwiseRows {
       for (int64_t r = 0; r < b.rows; ++r) {
         const F* const x = elements.template element<false>(r, 0);
         F best[kWide];
-        for (int j = 0; j < kWide; ++j) best[j] = j < b.count ? x[j] : -kInfinity<F>;
-        for (int64_t i = kWide; i < b.count; i += kWide) {
-          const F* const more = x + least(i, b.count - kWide);  // some twice
-#pragma GCC unroll 1
-          for (int j = 0; j < kWide; ++j) best[j] = greatest(best[j], more[j]);
+        for (int j = 0; j < kWide; ++j) {
+          best[j] = j < b.count ? x[j] : -kInfinity<F>;
+          low[j] = j < b.count && x[j] < low[j] ? x[j] : low[j];
         }
+        for (int64_t i = kWide; i < b.count; i += kWide) take(best, x + least(i, b.count - kWide));  // some twice
         __builtin_memcpy(lanes + r * kWide, best, sizeof best);
       }
       fold_pairs<Larger>(lanes, b.rows * kWide, __builtin_ctz(kWide));
       __builtin_memcpy(b.first, lanes, size_t(b.rows) * sizeof(F));
     }
+    F all = kInfinity<F>;
+    for (const F x : low) all = x < all ? x : all;
+    return all;
   }
   // `terms`: where they go.
   template <bool kAcross> TR_APART void look(Block& b, F* terms) const {
-    if constexpr (O::kFirst == First::Greatest) greatest_of<kAcross>(b);
+    [[maybe_unused]] bool fast = false;
+    if constexpr (O::kFirst == First::Greatest) {
+      const F low = extremes_of<kAcross>(b);
+      if constexpr (kExponentials) {
+        fast = true;
+        for (int64_t r = 0; r < b.rows; ++r) fast &= O::allows_fast(b.first[r], low);
+      }
+    }
     if constexpr (O::kFirst == First::Sum)
       sum<kAcross, 1>(b, nullptr, &b.first,
                       [](F* sums, const F* x, int64_t, int64_t, F&)
@@ -396,6 +411,15 @@ template <template <class> class Op, class F> struct RowwiseRows {
     each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
       b.seen.set(r, O::seen(b.first[r], int(b.count), b.given.get(r)));
     });
+    if constexpr (kExponentials)
+      if (fast)
+        return sum<kAcross, kSums>(b, O::kTerm ? terms : nullptr, b.totals,
+                                   [&](F* sums, const F* x, int64_t r, int64_t, [[maybe_unused]] F& term)
+                                       __attribute__((always_inline)) {
+                                         const auto seen = b.seen.get(r);
+                                         if constexpr (O::kTerm) term = O::fast_term(x[0], seen);
+                                         O::fast_step(sums, x, seen);
+                                       });
     const F* const weights = O::kWeights ? weight + b.from : nullptr;
     sum<kAcross, kSums>(b, O::kTerm ? terms : nullptr, b.totals,
                         [&](F* sums, const F* x, int64_t r, int64_t i, [[maybe_unused]] F& term)
