@@ -145,7 +145,7 @@ def test_reference_bits_of_scan_options(device, name, dtype):
 
 
 def far_apart(rows, n, dtype):
-    """Normal numbers of all exponents, whose products stay in range; in some rows one element is no normal number."""
+    """Normal numbers of all exponents, whose products stay in range; in some rows an element or two are no normal numbers."""
     generator = torch.Generator().manual_seed(n)
     most = {torch.float16: 7, torch.float64: 500}.get(dtype, 60)
     exponents = torch.randint(-most, most + 1, (rows, (n + 1) // 2), generator=generator)
@@ -157,6 +157,15 @@ def far_apart(rows, n, dtype):
     tiny = torch.finfo(dtype).tiny
     for row, other in ((3, 0.0), (5, -0.0), (11, tiny / 8), (17, float("inf")), (29, float("nan")), (36, -tiny / 2)):
         x[row, n * 2 // 3] = other
+    for row, one, other in (
+        (2, 0.0, float("inf")),
+        (7, -0.0, -0.0),
+        (13, -0.0, tiny / 8),
+        (19, float("-inf"), -tiny / 8),
+        (23, float("-inf"), float("nan")),
+        (31, float("inf"), float("-inf")),
+    ):
+        x[row, n // 3], x[row, n * 2 // 3] = one, other
     return x
 
 

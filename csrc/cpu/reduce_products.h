@@ -1,7 +1,7 @@
 // Products. Lanes are neighbouring residues of a row or, of rows that lie side by side, the rows. Elements are
-// multiplied as they are as long as nothing on the way is subnormal or infinite; else mantissas are multiplied and
-// exponents added. Either has the bits of powers (powers.h), which take the leaves where an element is no normal
-// number, one element after the other.
+// multiplied as they are as long as nothing on the way underflows or overflows; else mantissas are multiplied and
+// exponents added. Either has the bits of powers (powers.h), which take the leaves that have a subnormal number and
+// nothing that decides the product, one element after the other.
 #pragma once
 #include <utility>
 
@@ -12,7 +12,7 @@ inline namespace TR_ISA {
 
 // Whether multiplications since the last clear() had operands or results that powers would treat otherwise: x86 keeps
 // flags for subnormal operands, overflow, underflow and invalid operations. A subnormal result that is exact raises
-// none unless it is multiplied again; products of infinities and zeros raise none.
+// none unless it is multiplied again; products of zeros, of infinities and of NaN raise none, and are the same.
 struct MultiplicationFlags {
 #if defined(__x86_64__)
   static constexpr uint32_t kFlags = 0x01 | 0x02 | 0x08 | 0x10;
@@ -127,10 +127,6 @@ template <class Op> struct Products {
       return first_set((Vec<IntOf<L>>)((least < low) | (most >= high)) < 0) < 0;
     }
   };
-  TR_HD static bool is_normal(L x) {
-    const auto exponent = bit_cast<typename B::Bits>(x) & B::kExponents;
-    return exponent != 0 && exponent != B::kExponents;
-  }
   // values[0 .. count), products of kRounds at most, which fill(element) makes of element(x), ones among them. Returns
   // how many of them, of the `slots` of a tree, a product may be of before they are to be made mantissas.
   template <class Fill>
@@ -173,10 +169,9 @@ template <class Op> struct Products {
       if (possible && raised) MultiplicationFlags::clear();
       return possible;
     }
-    bool succeeds(const void* values, bool normal) {
+    bool succeeds(const void* values) {
       raised = MultiplicationFlags::raised_by(values);
-      if (!raised && normal) return true;
-      raised = true;  // by what comes instead
+      if (!raised) return true;
       waits = kNotTried;
       return false;
     }
@@ -184,7 +179,7 @@ template <class Op> struct Products {
   TR_HD static Acc total(L m, int64_t e) {
     if constexpr (!kFloat) return int64_t(m);
     else {
-      Acc product = normal_power(m);
+      Acc product = power_of(m);
       product.e += decltype(product.e)(e);
       return product;
     }
@@ -194,7 +189,32 @@ template <class Op> struct Products {
   TR_HD static int64_t slots_of(int64_t count) {
     return count >= kResidues ? kResidues : count > 1 ? int64_t(2) << (63 - __builtin_clzll(uint64_t(count - 1))) : 1;
   }
+  // The elements that decide a product, but for its sign: a zero, an infinity, NaN. Bits: of a number, or of lanes.
+  template <class Bits> struct Deciding {
+    static constexpr typename B::Bits kMagnitude = ~typename B::Bits(0) >> 1, kInfinite = B::kExponents;
+    Bits least = Bits{} + kInfinite, most{}, signs{};
+
+    TR_HD void take(Bits x) {
+      const Bits magnitude = x & kMagnitude;
+      least = magnitude < least ? magnitude : least;
+      most = magnitude > most ? magnitude : most;
+      signs ^= x;
+    }
+  };
+  // Whether there is one; then `m` is the product.
+  TR_HD static bool is_decided(typename B::Bits least, typename B::Bits most, typename B::Bits signs, L& m) {
+    using D = Deciding<typename B::Bits>;
+    if (least != 0 && most < D::kInfinite) return false;
+    const bool neither = most > D::kInfinite || (least == 0 && most == D::kInfinite);
+    m = neither ? L(__builtin_nan("")) : bit_cast<L>((signs & ~D::kMagnitude) | (least == 0 ? 0 : D::kInfinite));
+    return true;
+  }
   __attribute__((noinline)) static Acc careful_leaf(const F* x, int64_t count) {
+    if constexpr (kFloat) {
+      Deciding<typename B::Bits> all;
+      for (int64_t i = 0; i < count; ++i) all.take(bit_cast<typename B::Bits>(x[i]));
+      if (L m; is_decided(all.least, all.most, all.signs, m)) return total(m, 0);
+    }
     Acc acc[kResidues];
     int64_t slots = slots_of(count);
     for (int64_t i = 0; i < slots; ++i) acc[i] = i < count ? Op::load(x[i], 0) : Op::absent();
@@ -327,7 +347,7 @@ template <class Op> struct Products {
     if (trial.starts()) {
       fill([](V x) { return x; });
       join(m, vectors, INT64_MAX, lanes);
-      if (trial.succeeds(m, is_normal(m[0][0]))) return total(m[0][0], 0);
+      if (trial.succeeds(m)) return total(m[0][0], 0);
     }
     const int64_t most = residues(vectors, slots, fill, m, lanes);
     if (__builtin_expect(lanes.any_other(), 0)) return careful_leaf(x, count);
@@ -346,13 +366,10 @@ template <class Op> struct Products {
       if (length > kResidues || length == 0 || !trial.starts()) return false;
       const int64_t vectors = ceil_div(slots_of(length), W);
       F products[kTogether];
-      bool normal = true;
-      for (int64_t i = 0; i < count; ++i) {
+      for (int64_t i = 0; i < count; ++i)
         products[i] =
             short_product_of(row_positions<F, true>(job.call, at.in + i * step.in, 0, length, copy), length, vectors);
-        normal &= is_normal(products[i]);
-      }
-      if (!trial.succeeds(products, normal)) return false;
+      if (!trial.succeeds(products)) return false;
       store_run(job.call.out.dtype, job.call.out.values, at.out, step.out, count, products);
       return true;
     }
@@ -426,6 +443,7 @@ template <class Op> struct Products {
     const int64_t rounds = count / kResidues, tail = count % kResidues;
     Lanes lanes;
     V m[kResidues];
+    Deciding<typename Lanes::Bits> all;
     const auto multiply = [&](auto position) __attribute__((always_inline)) {
       const auto fill = [&](auto element) __attribute__((always_inline)) {
         for (int64_t i = 0; i < least(count, kResidues); ++i) {
@@ -434,7 +452,11 @@ template <class Op> struct Products {
           m[i] = product;
         }
       };
-      if constexpr (kFloat) return residues(least(count, kResidues), slots, fill, m, lanes);
+      if constexpr (kFloat) {
+        const int64_t at_most = residues(least(count, kResidues), slots, fill, m, lanes);
+        for (int64_t i = 0; lanes.any_other() && i < count; ++i) all.take((typename Lanes::Bits)position(i));
+        return at_most;
+      }
       fill([](V x) { return x; });
       return slots;
     };
@@ -455,8 +477,9 @@ template <class Op> struct Products {
     }
     for (int i = 0; i < rows; ++i) {
       const int64_t at = row + i * side;
-      totals[i] = lanes.is_other(i) ? careful_leaf(row_positions<F, true>(call, at, first, count, copy), count)
-                                    : total(m[0][i], lanes.e[i]);
+      if (L product; !lanes.is_other(i)) totals[i] = total(m[0][i], lanes.e[i]);
+      else if (is_decided(all.least[i], all.most[i], all.signs[i], product)) totals[i] = total(product, 0);
+      else totals[i] = careful_leaf(row_positions<F, true>(call, at, first, count, copy), count);
     }
     return false;
   }
@@ -499,14 +522,12 @@ template <class Op> struct Products {
     if (!task.even || task.side != 1 || (ends && rows < W) || (kFloat && !trial.starts())) return false;
     F ones[W];
     store(ones, splat(L(1)));
-    Span all(splat(L(1)));
     for (int64_t c = 0; c < rows; c += W) {
       const int64_t from = ends ? least(c, rows - W) : c;
       const V product = plain_tree(start + from, task.stride, count, ones);
       store(numbers + from, product);
-      if constexpr (kFloat) all.take(Span(product));
     }
-    if constexpr (kFloat) return trial.succeeds(numbers, all.allows(0));
+    if constexpr (kFloat) return trial.succeeds(numbers);
     return true;
   }
   // Runs [begin, end), counted through all chunks.
