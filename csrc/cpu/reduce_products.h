@@ -431,19 +431,28 @@ template <class Op> struct Products {
   template <int... kLane> TR_HD static V gather(const F* x, int64_t step, std::integer_sequence<int, kLane...>) {
     return V{L(x[kLane * step])...};
   }
-  // A leaf of each of `rows` rows, W at most: numbers if all are normal, to `numbers`, else totals. `copy`: [kLeaf].
+  // Whether rows lie side by side, as plain_leaves() takes them.
+  TR_HD static bool lie_plain(const Across& task) { return task.even && task.side == 1; }
+  // A leaf of each of `rows` rows, W at most: to `numbers` if none is of mantissas, else to `totals`. `copy`: [kLeaf].
   __attribute__((noinline)) static bool leaves(const Across& task, int64_t row, int64_t rows, int64_t first,
-                                               int64_t count, F* copy, F* numbers, Acc (&totals)[W]) {
+                                               int64_t count, F* copy, F* numbers, Acc (&totals)[W], Trial& trial) {
     const ReduceCall& call = task.call;
     const int64_t stride = task.stride, side = task.side, slots = slots_of(count);
     const F* const start = static_cast<const F*>(call.in.data) + row + first * stride;
     // What follows the rows there does no harm.
-    const bool direct = task.even && side == 1 && (count - 1) * stride + W <= task.end - start;
-    int64_t joined = 1, most;
+    const bool direct = lie_plain(task) && (count - 1) * stride + W <= task.end - start;
     const int64_t rounds = count / kResidues, tail = count % kResidues;
     Lanes lanes;
     V m[kResidues];
     Deciding<typename Lanes::Bits> all;
+    const auto tree = [&](int64_t most) {
+      for (int64_t i = count; i < slots; ++i) m[i] = splat(L(1));
+      int64_t joined = 1;
+      for (int64_t left = slots; left > 1; left /= 2, joined *= 2) {
+        lanes.keep_normal(m, left, 2 * joined, joined, most);
+        for (int64_t i = 0; i < left / 2; ++i) m[i] = m[2 * i] * m[2 * i + 1];
+      }
+    };
     const auto multiply = [&](auto position) __attribute__((always_inline)) {
       const auto fill = [&](auto element) __attribute__((always_inline)) {
         for (int64_t i = 0; i < least(count, kResidues); ++i) {
@@ -452,25 +461,24 @@ template <class Op> struct Products {
           m[i] = product;
         }
       };
-      if constexpr (kFloat) {
-        const int64_t at_most = residues(least(count, kResidues), slots, fill, m, lanes);
-        for (int64_t i = 0; lanes.any_other() && i < count; ++i) all.take((typename Lanes::Bits)position(i));
-        return at_most;
+      if (!kFloat || (!lie_plain(task) && trial.starts())) {
+        fill([](V x) { return x; });
+        tree(INT64_MAX);
+        if (!kFloat || trial.succeeds(m)) return;
       }
-      fill([](V x) { return x; });
-      return slots;
+      if constexpr (kFloat) {
+        const int64_t most = residues(least(count, kResidues), slots, fill, m, lanes);
+        const bool any_other = lanes.any_other();
+        for (int64_t i = 0; any_other && i < count; ++i) all.take((typename Lanes::Bits)position(i));
+        tree(most);
+      }
     };
-    if (direct) most = multiply([&](int64_t i) { return load<V>(start + i * stride); });
+    if (direct) multiply([&](int64_t i) { return load<V>(start + i * stride); });
     else if (task.even && rows == W)
-      most = multiply([&](int64_t i) __attribute__((always_inline)) {
+      multiply([&](int64_t i) __attribute__((always_inline)) {
         return gather(start + i * stride, side, std::make_integer_sequence<int, W>());
       });
-    else most = multiply([&](int64_t i) { return across(call, row, rows, first + i); });
-    for (int64_t i = count; i < slots; ++i) m[i] = splat(L(1));
-    for (int64_t left = slots; left > 1; left /= 2, joined *= 2) {
-      lanes.keep_normal(m, left, 2 * joined, joined, most);
-      for (int64_t i = 0; i < left / 2; ++i) m[i] = m[2 * i] * m[2 * i + 1];
-    }
+    else multiply([&](int64_t i) { return across(call, row, rows, first + i); });
     if (!lanes.taken) {
       store(numbers, m[0]);
       return true;
@@ -519,7 +527,7 @@ template <class Op> struct Products {
                            Trial& trial) {
     const F* const start = static_cast<const F*>(task.call.in.data) + row + first * task.stride;
     const bool ends = (count - 1) * task.stride + ceil_div(rows, W) * W > task.end - start;
-    if (!task.even || task.side != 1 || (ends && rows < W) || (kFloat && !trial.starts())) return false;
+    if (!lie_plain(task) || (ends && rows < W) || (kFloat && !trial.starts())) return false;
     F ones[W];
     store(ones, splat(L(1)));
     for (int64_t c = 0; c < rows; c += W) {
@@ -549,7 +557,7 @@ template <class Op> struct Products {
       const int64_t first = run * job.run, last = least(job.leaves, first + job.run);
       const auto take_leaf = [&](int64_t l) {
         return (job.leaves > 1 && take_plain(row, rows, l, to)) ||
-               leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), copy, to, totals);
+               leaves(task, row, rows, l * kLeaf, least(kLeaf, layout.length - l * kLeaf), copy, to, totals, trial);
       };
       if (last - first == 1 && job.runs == 1) return take_leaf(first);
       TreeStack<Acc, 32> stacks[W];

@@ -26,12 +26,6 @@
 #else
 #define TR_UNROLLED_ON_GPU _Pragma("GCC unroll 1")
 #endif
-// A function that is needed rarely: for NVIDIA's GPUs one that is called, so that its code is nowhere in the way.
-#if defined(__CUDACC__)
-#define TR_HD_RARE __host__ __device__ __attribute__((noinline))
-#else
-#define TR_HD_RARE TR_HD
-#endif
 // First in a branch that is rarely taken: a GPU compiler would do its work always, and select.
 #if defined(TR_DEVICE_F16)
 #define TR_RARE_PATH asm volatile("")

@@ -45,8 +45,18 @@ template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
   if (!has_exponent(m)) return {m, 0};
   return normalized(m, a.e + b.e);
 }
-// The same with any number, where that is rare.
-template <class F> TR_HD_RARE Power<F> multiplied_by_any(Power<F> a, F x) { return multiply(a, power_of(x)); }
+// The same with any number, without a choice between paths: one whose product with a mantissa might not be normal is
+// moved from there first.
+template <class F> TR_HD Power<F> multiply_by(Power<F> a, F x) {
+  using B = FloatBits<F>;
+  using Bits = typename B::Bits;
+  const Bits exponent = (bit_cast<Bits>(x) & B::kExponents) >> B::kFraction;
+  const bool small = exponent == 0, large = exponent >= Bits(2 * B::kBias);
+  const F moved = x * (small ? B::kSingle ? F(0x1p24) : F(0x1p54) : large ? F(0.5) : F(1)), m = a.m * moved;
+  const Power<F> product = normal_power(m);
+  const int by = small ? B::kSingle ? 24 : 54 : large ? -1 : 0;
+  return has_exponent(m) ? Power<F>{product.m, a.e + product.e - by} : Power<F>{m, 0};
+}
 TR_HD int64_t multiply(int64_t a, int64_t b) { return int64_t(uint64_t(a) * uint64_t(b)); }
 // Of a normal number's exponent.
 TR_HD double two_to(int64_t e) { return bit_cast<double>(uint64_t(e + 1023) << 52); }

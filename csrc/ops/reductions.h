@@ -304,7 +304,7 @@ template <class E> struct Product {
         return;
       }
       TR_UNROLLED
-      for (int i = 0; i < N; ++i) acc[i] = multiplied_by_any(acc[i], convert<F>(get(i)));
+      for (int i = 0; i < N; ++i) acc[i] = multiply_by(acc[i], convert<F>(get(i)));
       return;
     }
     TR_UNROLLED
