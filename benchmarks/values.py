@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchreduce as tr
-from torchreduce._tools.bench import percentile, take_turns
+from torchreduce._tools.bench import Run, percentile, take_turns
 
 from .cpu import device_name
 from .results import RESULTS, Writer, commit
@@ -72,15 +72,17 @@ class Case:
             x = 1 + x / 1000  # products that stay in range
         return VALUES[self.values](x).to(self.dtype)
 
-    def calls(self, x: Tensor) -> dict[str, Callable[[], Any]]:
+    def calls(self, x: Tensor) -> tuple[Run, Run]:
+        """torchreduce's, and torch's."""
         own = getattr(tr, self.op)
         if self.op in ("rms_norm", "layer_norm", "cross_entropy"):
-            labels = torch.randint(0, x.shape[1], x.shape[:1], device=x.device)
-            with_what = (labels,) if self.op == "cross_entropy" else (x.shape[1:],)
             theirs = getattr(F, self.op)
-            return {"torchreduce": lambda: own(x, *with_what), "torch": lambda: theirs(x, *with_what)}
+            more: Any = x.shape[1:]
+            if self.op == "cross_entropy":
+                more = torch.randint(0, x.shape[1], x.shape[:1], device=x.device)
+            return lambda: own(x, more), lambda: theirs(x, more)
         theirs = getattr(torch.linalg if self.op == "vector_norm" else torch, self.op)
-        return {"torchreduce": lambda: own(x, dim=self.dim), "torch": lambda: theirs(x, dim=self.dim)}
+        return lambda: own(x, dim=self.dim), lambda: theirs(x, dim=self.dim)
 
 
 def lines(device: str, ops: list[str]) -> Iterator[list[Case]]:
@@ -109,14 +111,15 @@ def main() -> int:
     for line in lines(args.device, args.op):
         shown = []
         for case in line:
-            calls = case.calls(case.input(args.device))
-            for call in calls.values():
-                call()
-            median = {k: percentile(t, 50) * 1e6 for k, t in take_turns(calls, args.device, budget=0.03).items()}
+            ours, theirs = case.calls(case.input(args.device))
+            ours()
+            theirs()
+            times = take_turns({"torchreduce": ours, "torch": theirs}, args.device, budget=0.03)
+            median = {provider: percentile(t, 50) * 1e6 for provider, t in times.items()}
             shown.append(f"{case.values} {median['torchreduce']:.0f} ({median['torch'] / median['torchreduce']:.2f})")
             dtype, shape = str(case.dtype).removeprefix("torch."), "x".join(map(str, case.shape))
             row = common | {"op": case.op, "dtype": dtype, "shape": shape, "dim": case.dim, "values": case.values}
-            writer(row | {"provider": k, "p50_us": f"{t:.1f}"} for k, t in median.items())
+            writer(row | {"provider": provider, "p50_us": f"{us:.1f}"} for provider, us in median.items())
         print(f"{line[0].op} {dtype} {shape} dim {line[0].dim}:", ", ".join(shown), flush=True)
     return 0
 

@@ -2,7 +2,9 @@
 verdicts, and the short form for users."""
 
 import argparse
+import csv
 import importlib.util
+import itertools
 import re
 import sys
 from dataclasses import replace
@@ -16,7 +18,7 @@ from torchreduce.__main__ import main
 from torchreduce._tools.bench import take_turns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, segments, verdicts
+from benchmarks import bars, cases, compare, cpu, drawn, grid, pages, peers, results, run, segments, values, verdicts
 from benchmarks.channels import ChannelCase
 from benchmarks.rowwise import RowwiseCase
 
@@ -223,13 +225,36 @@ def test_the_cpus_part(tmp_path):
     assert results.load([str(out)]) == []
 
 
+def test_speed_by_values(tmp_path, capsys, monkeypatch):
+    line = [values.Case("softmax", torch.float32, (64, 32), 1, kind) for kind in ("random", "masked", "half 0")]
+    monkeypatch.setattr(values, "lines", lambda device, ops: [line])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(sys, "argv", ["values", "--device", "cpu", "--out", str(tmp_path / "v.csv")])
+    assert values.main() == 0
+    rows = list(csv.DictReader((tmp_path / "v.csv").open()))
+    assert [(row["values"], row["provider"]) for row in rows] == list(
+        itertools.product(("random", "masked", "half 0"), ("torchreduce", "torch"))
+    )
+    assert all(float(row["p50_us"]) > 0 for row in rows) and "masked" in capsys.readouterr().out
+
+
+def test_inputs_have_the_values_that_they_are_named_after():
+    def share(kind, found):
+        return found(values.Case("sum", torch.float32, (512, 128), 1, kind).input("cpu")).float().mean()
+
+    assert 0.4 < share("masked", torch.isneginf) < 0.6 and 0 < share("inf", torch.isposinf) < 0.02
+    assert not values.Case("sum", torch.float32, (512, 128), 1, "masked").input("cpu")[:, 0].isneginf().any()
+    assert 0.4 < share("half 0", lambda x: x == 0) < 0.6 and 0 < share("NaN", torch.isnan) < 0.02
+    assert 0.03 < share("subnormal", lambda x: (x != 0) & (x.abs() < torch.finfo(x.dtype).tiny)) < 0.07
+
+
 def test_the_cpus_random_part(tmp_path):
     out = tmp_path / "cpu.csv"
     threads = torch.get_num_threads()
     cpu.run(argparse.Namespace(part="random", op=None, threads=[1], repeats=3, seed=5, cases=2, out=out), "abc")
     torch.set_num_threads(threads)
     lines = out.read_text().splitlines()
-    assert lines[0] == ",".join(cpu.RANDOM_FIELDS) and len(lines) == 1 + 2 * 5
+    assert lines[0] == ",".join(cpu.RANDOM_FIELDS) and len(lines) == 1 + 2 * 6
     assert list(cpu.draw(5, 2)) == list(cpu.draw(5, 2)) != list(cpu.draw(6, 2))
 
 

@@ -145,7 +145,7 @@ def test_reference_bits_of_scan_options(device, name, dtype):
 
 
 def far_apart(rows, n, dtype):
-    """Normal numbers of all exponents, whose products stay in range; in some rows an element or two are no normal numbers."""
+    """Normal numbers of all exponents, whose products stay in range; in some rows one or two are no normal numbers."""
     generator = torch.Generator().manual_seed(n)
     most = {torch.float16: 7, torch.float64: 500}.get(dtype, 60)
     exponents = torch.randint(-most, most + 1, (rows, (n + 1) // 2), generator=generator)
