@@ -356,11 +356,15 @@ template <template <class> class Op, class F> struct RowwiseRows {
       each_lane(lanes, [&](int64_t r)
                            __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
   }
-  // The greatest element of each row of a leaf, and the least of all rows, NaN left out.
-  template <bool kAcross> TR_HD F extremes_of(Block& b) const {
+  // The greatest element of each row of a leaf. Returns whether O::allows_fast() holds for all rows; maybe not where it
+  // does.
+  template <bool kAcross> TR_HD bool greatest_of(Block& b) const {
     const Elements elements = b.x[0];
-    F low[kWide];
-    for (F& x : low) x = kInfinity<F>;
+    F most[kWide], low[kWide];  // of all rows, NaN only in `most`
+    for (int j = 0; j < kWide; ++j) {
+      most[j] = -kInfinity<F>;
+      low[j] = kInfinity<F>;
+    }
     const auto take = [&](F* best, const F* x) __attribute__((always_inline)) {
 #pragma GCC unroll 1
       for (int j = 0; j < kWide; ++j) {
@@ -368,12 +372,17 @@ template <template <class> class Op, class F> struct RowwiseRows {
         low[j] = x[j] < low[j] ? x[j] : low[j];
       }
     };
+    const auto put = [&](const F* best, F* to) __attribute__((always_inline)) {
+#pragma GCC unroll 1
+      for (int j = 0; j < kWide; ++j) most[j] = greatest(most[j], best[j]);
+      __builtin_memcpy(to, best, kWide * sizeof(F));
+    };
     if constexpr (kAcross) {
       for (int64_t r = 0; r < b.lanes; r += kWide) {
         F best[kWide];
         for (F& x : best) x = -kInfinity<F>;
         for (int64_t i = 0; i < b.count; ++i) take(best, elements.template element<true>(r, i));
-        __builtin_memcpy(b.first + r, best, sizeof best);
+        put(best, b.first + r);
       }
     } else {
       F* const lanes = b.m.acc;  // [rows][kWide]
@@ -385,25 +394,24 @@ template <template <class> class Op, class F> struct RowwiseRows {
           low[j] = j < b.count && x[j] < low[j] ? x[j] : low[j];
         }
         for (int64_t i = kWide; i < b.count; i += kWide) take(best, x + least(i, b.count - kWide));  // some twice
-        __builtin_memcpy(lanes + r * kWide, best, sizeof best);
+        put(best, lanes + r * kWide);
       }
       fold_pairs<Larger>(lanes, b.rows * kWide, __builtin_ctz(kWide));
       __builtin_memcpy(b.first, lanes, size_t(b.rows) * sizeof(F));
     }
-    F all = kInfinity<F>;
-    for (const F x : low) all = x < all ? x : all;
-    return all;
+    if constexpr (kExponentials) {
+      for (int j = 1; j < kWide; ++j) {
+        most[0] = greatest(most[0], most[j]);
+        low[0] = low[j] < low[0] ? low[j] : low[0];
+      }
+      return O::allows_fast(most[0], low[0]);
+    }
+    return false;
   }
   // `terms`: where they go.
   template <bool kAcross> TR_APART void look(Block& b, F* terms) const {
     [[maybe_unused]] bool fast = false;
-    if constexpr (O::kFirst == First::Greatest) {
-      const F low = extremes_of<kAcross>(b);
-      if constexpr (kExponentials) {
-        fast = true;
-        for (int64_t r = 0; r < b.rows; ++r) fast &= O::allows_fast(b.first[r], low);
-      }
-    }
+    if constexpr (O::kFirst == First::Greatest) fast = greatest_of<kAcross>(b);
     if constexpr (O::kFirst == First::Sum)
       sum<kAcross, 1>(b, nullptr, &b.first,
                       [](F* sums, const F* x, int64_t, int64_t, F&)
