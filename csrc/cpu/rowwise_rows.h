@@ -42,6 +42,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
   // lanes would compute one of the least argument, and multiplications with subnormal results take some 150 cycles on
   // x86.
   static constexpr bool kExponentials = requires(State state) { state.n == O::E::kFar; };
+  static constexpr bool kAsGiven = std::is_base_of_v<MappedOp<F>, O> && std::is_same_v<At, Given>;
   static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;  // lanes
   static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
@@ -126,6 +127,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
     F first[kMostRows], totals[kLooks ? kSums : 1][kMostRows];  // what the looks found
     F stats[kStats ? kStats : 1][kMostRows], values[3][kMostRows];
     int64_t labels[kMostRows];
+    bool taken = false;  // known that each label is a class, and not the ignored one
 
     Block(const Memory& memory, int64_t first_row, int64_t count_rows)
         : m(memory), row(first_row), rows(count_rows), lanes(ceil_div(count_rows, kWide) * kWide) {}
@@ -257,7 +259,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
     const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
     if constexpr (kGradient && kStats > 0) {
       for (int k = 0; k < kStats; ++k)
-        for (int64_t r = 0; r < b.rows; ++r) b.stats[k][r] = all.stat<F>(k, start + r * step);
+        convert_run(Source{all.stats, DtypeOf<F>::value, call.accumulator}, k * all.plane + start, step, b.rows,
+                    b.stats[k]);
       for (int k = 0; k < 3; ++k) {
         if (all.values[k])
           convert_run(Source{all.values[k], all.dtypes[k], call.accumulator}, start, step, b.rows, b.values[k]);
@@ -266,12 +269,29 @@ template <template <class> class Op, class F> struct RowwiseRows {
       }
     }
     if constexpr (kLabels) {
-      for (int64_t r = 0; r < b.rows; ++r) b.labels[r] = all.labels[start + r * step];
+      if (step == 1) __builtin_memcpy(b.labels, all.labels + start, size_t(b.rows) * sizeof(int64_t));
+      else
+        for (int64_t r = 0; r < b.rows; ++r) b.labels[r] = all.labels[start + r * step];
+      const uint64_t classes = uint64_t(all.classes);
+      const int64_t ignored = call.options.ignored;
+      uint64_t others = 0;
+      for (int64_t r = 0; r < b.rows; ++r)
+        others += uint64_t(uint64_t(b.labels[r]) >= classes) + uint64_t(b.labels[r] == ignored);
+      b.taken = others == 0;
       for (int64_t r = b.rows; r < b.lanes; ++r) b.labels[r] = 0;
     }
-    const RowMemory memory = b.memory(all);
-    const RowwiseOptions options = call.options;
-    each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
+    RowMemory memory = b.memory(all);
+    RowwiseOptions options = call.options;
+    const auto give = [&] __attribute__((always_inline)) {
+      each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
+    };
+    if (kLabels && !memory.class_weights && options.smoothing == 0) {  // said where the loop is: it becomes vectors
+      memory.class_weights = nullptr;
+      options.smoothing = 0;
+      give();
+    } else {
+      give();
+    }
   }
   // What they came to.
   void close(const Block& b) const {
@@ -279,8 +299,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
       const RowMemory& all = call.memory;
       const int64_t start = row_offset(layout(), call.more_strides[1], b.row), step = row_step(call.more_strides[1]);
       for (int k = 0; k < kStats; ++k)
-        for (int64_t r = 0; r < b.rows; ++r)
-          static_cast<F*>(all.stats)[k * all.plane + start + r * step] = b.stats[k][r];
+        store_run(DtypeOf<F>::value, all.stats, k * all.plane + start, step, b.rows, b.stats[k]);
       for (int k = 0; k < 3; ++k)
         if (all.values[k]) store_run(all.dtypes[k], all.values[k], start, step, b.rows, b.values[k]);
     }
@@ -520,7 +539,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
     }
     const Results into = results_of(b);
     bool taken = kLabels;
-    for (int64_t r = 0; r < b.rows && taken; ++r) taken = !O::skips(b.given.get(r));
+    for (int64_t r = 0; r < b.rows && taken && !b.taken; ++r) taken = !O::skips(b.given.get(r));
     if (taken) map_labelled(b, into);
     else if (across) map<true, false>(b, terms, into);
     else map<false, false>(b, terms, into);
@@ -532,13 +551,18 @@ template <template <class> class Op, class F> struct RowwiseRows {
     if constexpr (kLabels) {
       if (across) map<true, true>(b, nullptr, into);
       else map<false, true>(b, nullptr, into);
-      for (int64_t r = 0; r < b.rows; ++r) {
+      F x[kMostRows] = {}, results[kMostRows];
+      const auto at_labels = [&](F* at, int64_t pitch, auto body) __attribute__((always_inline)) {
+        const int64_t side = across ? 1 : pitch, along = across ? pitch : 1;
+        for (int64_t r = 0; r < b.rows; ++r)
+          if (const int64_t i = b.labels[r] - b.from; i >= 0 && i < b.count) body(r, at[i * along + r * side]);
+      };
+      at_labels(const_cast<F*>(b.x[0].at), b.x[0].pitch, [&](int64_t r, F& element) { x[r] = element; });
+      each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
         const At at = b.at.get(r);
-        const int64_t i = at.label - b.from;
-        if (i >= 0 && i < b.count)
-          into.to[across ? i * into.pitch + r : r * into.pitch + i] =
-              canonical(O::map(element(b, r, i), F(1), F(-0.0), at.label, at));
-      }
+        results[r] = canonical(O::map(x + r, F(1), F(-0.0), at.label, at));
+      });
+      at_labels(into.to, into.pitch, [&](int64_t r, F& element) { element = results[r]; });
     }
   }
   template <bool kAcross> TR_APART void make_terms(const Block& b) const {
@@ -589,15 +613,20 @@ template <template <class> class Op, class F> struct RowwiseRows {
   }
   // Of rows of one leaf: from the looks to what map() needs.
   TR_APART void settle(Block& b) const {
+    if constexpr (kAsGiven) {
+      b.at = b.given;
+      return;
+    }
     const RowMemory memory = b.memory(call.memory);
     const RowwiseOptions options = call.options;
     F at_label[kMostRows] = {};
-    bool taken = kLabelled;
-    if constexpr (kLabelled)
-      for (int64_t r = 0; r < b.rows; ++r) {
-        at_label[r] = labelled(b, r);
-        taken &= takes(b.given.get(r));
-      }
+    if constexpr (kLabelled) {
+      const auto [at, pitch] = b.x[0];
+      if (b.taken && across)
+        for (int64_t r = 0; r < b.rows; ++r) at_label[r] = at[b.labels[r] * pitch + r];
+      else
+        for (int64_t r = 0; r < b.rows; ++r) at_label[r] = labelled(b, r);
+    }
     const auto settle_row = [&]<bool kTaken>(int64_t r, const State& state) __attribute__((always_inline)) {
       const Row row = row_of<kTaken>(b, r, state, options, kLabelled ? at_label[r] : F(0));
       O::write(row, memory, r);
@@ -625,7 +654,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
       }
       settle_all.template operator()<kTaken, false>();
     };
-    if (taken) settle_near.template operator()<kLabelled>();  // a loop over flags would not become vectors
+    if (b.taken) settle_near.template operator()<kLabelled>();  // a loop over flags would not become vectors
     else settle_near.template operator()<false>();
     if constexpr (O::kScales)
       for (int64_t r = 0; r < b.rows; ++r)
