@@ -283,7 +283,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
     RowMemory memory = b.memory(all);
     RowwiseOptions options = call.options;
     const auto give = [&] __attribute__((always_inline)) {
-      each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
+      each_lane(b.lanes,
+                [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
     };
     if (kLabels && !memory.class_weights && options.smoothing == 0) {  // said where the loop is: it becomes vectors
       memory.class_weights = nullptr;
