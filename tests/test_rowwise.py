@@ -556,6 +556,32 @@ def test_rows_without_elements_take_no_time(device):
             assert y.shape == leaf.grad.shape == t.shape
 
 
+@pytest.mark.parametrize("length", (1, 2, 20, 300))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_near_and_far_rows_side_by_side(device, dtype, length):
+    """Rows whose greatest elements lie on both sides of 2^20, or of -2^20, where exponentials are referred to another
+    number."""
+    functions = (
+        lambda x: tr.softmax(x, 1),
+        lambda x: tr.log_softmax(x, 1),
+        lambda x: tr.logsumexp(x, 1),
+        lambda x: tr.cross_entropy(x, torch.zeros(len(x), dtype=torch.long, device=device), reduction="none"),
+    )
+    for edge in (-(2.0**20), 2.0**20):
+        greatest = edge + torch.arange(-20, 20, device=device, dtype=dtype)
+        x = (greatest[:, None] - torch.arange(length, device=device) % 7).requires_grad_()
+        for function in functions:
+            for rows in (x, x.t().contiguous().t()):
+                results = function(rows)
+                gradients = torch.autograd.grad(results.sum(), x)[0]
+                for r in range(len(x)):
+                    alone = function(x[r : r + 1])
+                    assert_bitwise_equal(results[r : r + 1], alone)
+                    assert_bitwise_equal(gradients[r], torch.autograd.grad(alone.sum(), x)[0][r])
+        exact = torch.log_softmax(x.double(), 1)
+        torch.testing.assert_close(tr.log_softmax(x, 1).double(), exact, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
 def test_modules_without_a_dim_imply_torchs(name):
     for ndim in range(5):

@@ -12,7 +12,8 @@ inline namespace TR_ISA {
 
 // Whether multiplications since the last clear() had operands or results that powers would treat otherwise: x86 keeps
 // flags for subnormal operands, overflow, underflow and invalid operations. A subnormal result that is exact raises
-// none unless it is multiplied again; products of zeros, of infinities and of NaN raise none, and are the same.
+// none unless it is multiplied again; products of zeros, of infinities and of NaN raise none, and are what powers make
+// of them.
 struct MultiplicationFlags {
 #if defined(__x86_64__)
   static constexpr uint32_t kFlags = 0x01 | 0x02 | 0x08 | 0x10;
@@ -189,7 +190,8 @@ template <class Op> struct Products {
   TR_HD static int64_t slots_of(int64_t count) {
     return count >= kResidues ? kResidues : count > 1 ? int64_t(2) << (63 - __builtin_clzll(uint64_t(count - 1))) : 1;
   }
-  // The elements that decide a product, but for its sign: a zero, an infinity, NaN. Bits: of a number, or of lanes.
+  // The elements that decide a product, but for its sign: a zero, an infinity, NaN. Bits: an integer, or a vector of
+  // them, one a lane. `least` begins at infinity, so `most` alone tells NaN.
   template <class Bits> struct Deciding {
     static constexpr typename B::Bits kMagnitude = ~typename B::Bits(0) >> 1, kInfinite = B::kExponents;
     Bits least = Bits{} + kInfinite, most{}, signs{};
@@ -433,7 +435,8 @@ template <class Op> struct Products {
   }
   // Whether rows lie side by side, as plain_leaves() takes them.
   TR_HD static bool lie_plain(const Across& task) { return task.even && task.side == 1; }
-  // A leaf of each of `rows` rows, W at most: to `numbers` if none is of mantissas, else to `totals`. `copy`: [kLeaf].
+  // A leaf of each of `rows` rows, W at most: to `numbers`, and true, if elements could be multiplied as they are; else
+  // to `totals`. `copy`: [kLeaf].
   __attribute__((noinline)) static bool leaves(const Across& task, int64_t row, int64_t rows, int64_t first,
                                                int64_t count, F* copy, F* numbers, Acc (&totals)[W], Trial& trial) {
     const ReduceCall& call = task.call;

@@ -127,7 +127,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
     F first[kMostRows], totals[kLooks ? kSums : 1][kMostRows];  // what the looks found
     F stats[kStats ? kStats : 1][kMostRows], values[3][kMostRows];
     int64_t labels[kMostRows];
-    bool taken = false;  // known that each label is a class, and not the ignored one
+    bool taken = false;  // there are labels; each is a class, and not the ignored one
 
     Block(const Memory& memory, int64_t first_row, int64_t count_rows)
         : m(memory), row(first_row), rows(count_rows), lanes(ceil_div(count_rows, kWide) * kWide) {}
@@ -286,7 +286,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
       each_lane(b.lanes,
                 [&](int64_t r) __attribute__((always_inline)) { b.given.set(r, O::given(options, memory, r)); });
     };
-    if (kLabels && !memory.class_weights && options.smoothing == 0) {  // said where the loop is: it becomes vectors
+    // Repeated as constants, so that the compiler drops the branches, and the loop becomes vectors.
+    if (kLabels && !memory.class_weights && options.smoothing == 0) {
       memory.class_weights = nullptr;
       options.smoothing = 0;
       give();
@@ -376,8 +377,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
       each_lane(lanes, [&](int64_t r)
                            __attribute__((always_inline)) { acc[left / 2 * lanes + r] = acc[(left - 1) * lanes + r]; });
   }
-  // The greatest element of each row of a leaf. Returns whether O::allows_fast() holds for all rows; maybe not where it
-  // does.
+  // The greatest element of each row of a leaf. Returns true only if O::allows_fast() holds for every row; it may be
+  // false where it does.
   template <bool kAcross> TR_HD bool greatest_of(Block& b) const {
     const Elements elements = b.x[0];
     F most[kWide], low[kWide];  // of all rows, NaN only in `most`
@@ -424,7 +425,7 @@ template <template <class> class Op, class F> struct RowwiseRows {
         most[0] = greatest(most[0], most[j]);
         low[0] = low[j] < low[0] ? low[j] : low[0];
       }
-      return O::allows_fast(most[0], low[0]);
+      return O::E::near(low[0]) && O::allows_fast(most[0], low[0]);  // and so near each row's greatest, between them
     }
     return false;
   }

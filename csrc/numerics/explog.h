@@ -77,9 +77,9 @@ template <class F> struct PowerOfTwo {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__) || defined(TR_EMULATED)
     return y * kLowered;
 #else
-    // The same. x86 takes 150 cycles for a multiplication with a subnormal result, so no y below kLeast is multiplied:
-    // what it lacks is taken off the bits of the least normal number, counted in the steps of floats from kLeast to
-    // 2 kLeast, to which adding kLeast rounds it. These are as many as there are subnormal numbers.
+    // The same of y >= 0 and NaN. x86 takes 150 cycles for a multiplication with a subnormal result, so no y below
+    // kLeast is multiplied. Such a result is the least normal number less some steps of subnormal numbers, which are
+    // taken off as an integer: y + kLeast is rounded to multiples of the same step, times 1 / kLowered.
     constexpr F kLeast = F(sizeof(F) == 4 ? 0x1p-26 : 0x1p-822);
     const F normal = (y < kLeast ? kLeast : y) * kLowered, rounded = (y < kLeast ? y : kLeast) + kLeast;
     return bit_cast<F>(bit_cast<Bits>(normal) + (bit_cast<Bits>(rounded) - bit_cast<Bits>(2 * kLeast)));

@@ -45,8 +45,8 @@ template <class F> TR_HD Power<F> multiply(Power<F> a, Power<F> b) {
   if (!has_exponent(m)) return {m, 0};
   return normalized(m, a.e + b.e);
 }
-// The same with any number, without a choice between paths: one whose product with a mantissa might not be normal is
-// moved from there first.
+// The same with any number, without branches: x at either end of the exponents is scaled first, so that its product
+// with a mantissa neither is subnormal nor overflows.
 template <class F> TR_HD Power<F> multiply_by(Power<F> a, F x) {
   using B = FloatBits<F>;
   using Bits = typename B::Bits;
