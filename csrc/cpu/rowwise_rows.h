@@ -10,7 +10,6 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kBlockElements = 2048;  // of a block with lanes along rows: with results it stays in a first cache
 constexpr int64_t kBlockResidues = 4096;  // of one with lanes across rows
 constexpr int64_t kMostTerms = 1 << 18;   // exponentials that a task keeps between the looks
 constexpr int64_t kLeavesToShare = 16;    // of a row, from which on threads share it
@@ -43,6 +42,9 @@ template <template <class> class Op, class F> struct RowwiseRows {
   // x86.
   static constexpr bool kExponentials = requires(State state) { state.n == O::E::kFar; };
   static constexpr bool kAsGiven = std::is_base_of_v<MappedOp<F>, O> && std::is_same_v<At, Given>;
+  // Of a block with lanes along rows: with results it stays in a first cache. What a row of exponentials is settled by
+  // takes longer, and less of it in several rows.
+  static constexpr int64_t kBlockElements = kExponentials ? 4096 : 2048;
   static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;  // lanes
   static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
 
