@@ -568,7 +568,7 @@ def test_near_and_far_rows_side_by_side(device, dtype, length):
         lambda x: tr.cross_entropy(x, torch.zeros(len(x), dtype=torch.long, device=device), reduction="none"),
     )
     for edge in (-(2.0**20), 2.0**20):
-        greatest = edge + torch.arange(-20, 20, device=device, dtype=dtype)
+        greatest = edge + torch.arange(-6, 6, device=device, dtype=dtype)
         x = (greatest[:, None] - torch.arange(length, device=device) % 7).requires_grad_()
         for function in functions:
             for rows in (x, x.t().contiguous().t()):
