@@ -10,7 +10,7 @@
 namespace torchreduce {
 inline namespace TR_ISA {
 
-constexpr int64_t kBlockResidues = 4096;  // of one with lanes across rows
+constexpr int64_t kBlockResidues = 4096;  // of a block with lanes across rows
 constexpr int64_t kMostTerms = 1 << 18;   // exponentials that a task keeps between the looks
 constexpr int64_t kLeavesToShare = 16;    // of a row, from which on threads share it
 
@@ -42,8 +42,8 @@ template <template <class> class Op, class F> struct RowwiseRows {
   // x86.
   static constexpr bool kExponentials = requires(State state) { state.n == O::E::kFar; };
   static constexpr bool kAsGiven = std::is_base_of_v<MappedOp<F>, O> && std::is_same_v<At, Given>;
-  // Of a block with lanes along rows: with results it stays in a first cache. What a row of exponentials is settled by
-  // takes longer, and less of it in several rows.
+  // Of a block with lanes along rows. 2048 with their results stay in a first cache. Sums of exponentials gain more
+  // from several rows in a block: settle() waits for divisions and logarithms of all rows at once.
   static constexpr int64_t kBlockElements = kExponentials ? 4096 : 2048;
   static constexpr int kWide = kLanes<F>, kHalf = kWide / 2;  // lanes
   static constexpr int64_t kAccumulators = kBlockResidues + kFoldLanes<F> + kWide;
@@ -556,12 +556,12 @@ template <template <class> class Op, class F> struct RowwiseRows {
       if (across) map<true, true>(b, nullptr, into);
       else map<false, true>(b, nullptr, into);
       F x[kMostRows] = {}, results[kMostRows];
-      const auto at_labels = [&](F* at, int64_t pitch, auto body) __attribute__((always_inline)) {
+      const auto at_labels = [&](auto* at, int64_t pitch, auto body) __attribute__((always_inline)) {
         const int64_t side = across ? 1 : pitch, along = across ? pitch : 1;
         for (int64_t r = 0; r < b.rows; ++r)
           if (const int64_t i = b.labels[r] - b.from; i >= 0 && i < b.count) body(r, at[i * along + r * side]);
       };
-      at_labels(const_cast<F*>(b.x[0].at), b.x[0].pitch, [&](int64_t r, F& element) { x[r] = element; });
+      at_labels(b.x[0].at, b.x[0].pitch, [&](int64_t r, const F& element) { x[r] = element; });
       each_lane(b.lanes, [&](int64_t r) __attribute__((always_inline)) {
         const At at = b.at.get(r);
         results[r] = canonical(O::map(x + r, F(1), F(-0.0), at.label, at));
